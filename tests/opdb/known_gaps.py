@@ -1,0 +1,15 @@
+"""Ops of op_db that do not go through a composition yet, or cannot, with the reason.
+
+An entry is a strict expected failure: it must raise an error (never give a wrong value), and one that passes fails the
+test. Keys are op names; the inner keys are compositions, `any` for all of them.
+"""
+
+from __future__ import annotations
+
+KNOWN_GAPS: dict[str, dict[str, str]] = {}
+
+
+def gap_reason(name: str, composition: str) -> str | None:
+    """Why the op is not expected to go through the composition, None if it is."""
+    reasons = KNOWN_GAPS.get(name, {})
+    return reasons.get(composition, reasons.get("any"))

@@ -1,0 +1,1 @@
+"""The case table through one composition of transforms per file."""
