@@ -1,0 +1,373 @@
+"""Modules as functions of their parameters and buffers, for use inside transforms."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lanewise._torch_compat import BatchNormBase, forget_parametrized
+from lanewise.errors import ArgumentError, TransformError
+
+
+def functional_call(
+    module: nn.Module,
+    parameter_and_buffer_dicts: dict[str, Tensor] | Sequence[dict[str, Tensor]],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
+) -> Any:
+    """Call `module` with the given parameters and buffers in place of its own.
+
+    The module itself is as before afterwards, also when the call raises. A buffer that the module writes in place is
+    written in the tensor you gave; a buffer that it rebinds (`self.count = self.count + 1`) is replaced in your dict.
+
+    Args:
+        module: The module to call.
+        parameter_and_buffer_dicts: Tensors by the names of `named_parameters()` and `named_buffers()`; one dict, or a
+            sequence of dicts without a name in common. A name that is left out keeps the module's own tensor. The name
+            of a parametrized tensor replaces the result of its parametrization.
+        args: Positional arguments: a tuple, or one argument that is not a tuple.
+        kwargs: Keyword arguments.
+        tie_weights: Whether a tensor given for one name also stands in for all names tied to it in the module.
+        strict: Whether unknown and missing names are errors.
+
+    Returns:
+        What the module returns.
+
+    Raises:
+        ValueError: Not a dict or dicts; a name in two dicts; two values for one (tied or shared) tensor.
+        RuntimeError: With `strict`, unknown or missing names; a scripted or data-parallel module.
+        TypeError: A value, or what the name stands for in the module, is not a tensor.
+        AttributeError: The name's submodule does not exist.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import functional_call
+        >>> model = torch.nn.Linear(2, 1)
+        >>> params = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([0.5])}
+        >>> functional_call(model, params, torch.tensor([3.0, 4.0]))
+        tensor([11.5000])
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TransformError("functional_call: The stateless API can't be used with Jitted modules; pass the eager one")
+    if isinstance(module, nn.DataParallel):
+        raise TransformError(
+            "functional_call: The stateless API can't be used with nn.DataParallel module; pass `module.module`"
+        )
+    dicts = _disjoint_dicts(parameter_and_buffer_dicts)
+    values = {name: value for given in dicts for name, value in given.items()}
+    if tie_weights:
+        values = _with_tied_names(module, values)
+    if strict:
+        _check_names(module, values)
+    if args is None:
+        args = ()
+    elif not isinstance(args, tuple):
+        args = (args,)
+    with _swapped(_slots(module, values), values) as slots:
+        result = module(*args, **(kwargs or {}))
+        left = {name: slot.get() for name, slot in slots.items() if slot.filled()}
+    for given in dicts:
+        given.update({name: left[name] for name in given if name in left and left[name] is not given[name]})
+    return result
+
+
+def stack_module_state(models: Sequence[nn.Module] | nn.ModuleList) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Stack the parameters and the buffers of like modules, to run the ensemble with `vmap`.
+
+    The stacked parameters are new leaves, which an optimizer takes as they are.
+
+    Args:
+        models: At least one module; all of one class, with the same shapes and the same training modes.
+
+    Returns:
+        `(params, buffers)`: tensors `[len(models), *S]` by name.
+
+    Raises:
+        RuntimeError: No model, or models that differ in class, training mode, names, shapes or `requires_grad`.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import functional_call, stack_module_state, vmap
+        >>> models = [torch.nn.Linear(3, 2) for _ in range(5)]
+        >>> params, buffers = stack_module_state(models)
+        >>> params["weight"].shape
+        torch.Size([5, 2, 3])
+        >>> def run(params, buffers, x):
+        ...     return functional_call(models[0], (params, buffers), x)
+        >>> vmap(run, in_dims=(0, 0, None))(params, buffers, torch.ones(4, 3)).shape
+        torch.Size([5, 4, 2])
+    """
+    if len(models) == 0:
+        raise TransformError("stack_module_state: Expected at least one model, got 0.")
+    first = models[0]
+    for number, model in enumerate(models):
+        if type(model) is not type(first):
+            raise TransformError(
+                "stack_module_state: Expected all models to be of the same class, but models[0] is a "
+                f"{type(first).__qualname__} and models[{number}] a {type(model).__qualname__}"
+            )
+        _check_same_mode(first, model, number)
+    params = _stacked([dict(model.named_parameters()) for model in models])
+    buffers = _stacked([dict(model.named_buffers()) for model in models])
+    return params, buffers
+
+
+def replace_all_batch_norm_modules_(root: nn.Module) -> nn.Module:
+    """Make every BatchNorm under `root` use the statistics of its batch only, in place.
+
+    Running statistics are dropped (`running_mean`, `running_var`, `num_batches_tracked` become None and
+    `track_running_stats` False): a loop over examples would update them one example after the other, which `vmap` does
+    not do.
+
+    Args:
+        root: The module to change.
+
+    Returns:
+        `root`.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import replace_all_batch_norm_modules_
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
+        >>> replace_all_batch_norm_modules_(net)[1].running_mean is None
+        True
+    """
+    for module in root.modules():
+        if isinstance(module, BatchNormBase) and module.track_running_stats:
+            module.running_mean = None
+            module.running_var = None
+            module.num_batches_tracked = None
+            module.track_running_stats = False
+    return root
+
+
+class _Properties:
+    """The properties of a module's class, read and written like a dict."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        self.owner = owner
+
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self.owner, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.owner, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.owner, name, value)
+
+    def pop(self, name: str, default: Any) -> Any:
+        raise AssertionError(f"a property stays: {name}")
+
+
+class _GivenTensor(nn.Module):
+    """Stands in for a parametrization: its result is the tensor given for it."""
+
+    def __init__(self, value: Tensor | None) -> None:
+        super().__init__()
+        # Past nn.Module.__setattr__, which would register a Parameter.
+        self.__dict__["value"] = value
+
+    def forward(self) -> Tensor | None:
+        return vars(self)["value"]
+
+
+class _Slot:
+    """The one place of a module that holds a tensor: the dict that its owner keeps it in, and the key there."""
+
+    def __init__(self, owner: nn.Module, attribute: str) -> None:
+        self.owner, self.attribute = owner, attribute
+        self.parametrized = parametrize.is_parametrized(owner, attribute)
+        self.store: Any
+        if attribute in owner._parameters:
+            self.store = owner._parameters
+        elif attribute in owner._buffers:
+            self.store = owner._buffers
+        elif self.parametrized:
+            self.store = owner.get_submodule("parametrizations")._modules
+        elif isinstance(getattr(type(owner), attribute, None), property):
+            self.store = _Properties(owner)
+        else:
+            self.store = vars(owner)
+        self.held = self.filled()
+        self.before = self.store[attribute] if self.held else None
+        if not self.parametrized:
+            now = self.before if self.held else getattr(owner, attribute, None)
+            if now is not None and not isinstance(now, Tensor):
+                raise TypeError(
+                    f"functional_call: attribute `{attribute}` of {owner._get_name()}: {type(now).__name__} is not an "
+                    "instance of torch.Tensor"
+                )
+
+    def filled(self) -> bool:
+        return self.attribute in self.store
+
+    def get(self) -> Any:
+        held = self.store[self.attribute]
+        return held() if self.parametrized else held
+
+    def set(self, value: Tensor | None) -> None:
+        if self.parametrized:
+            forget_parametrized(self.owner, self.attribute)
+            self.store[self.attribute] = _GivenTensor(value)
+        else:
+            self.store[self.attribute] = value
+
+    def restore(self) -> None:
+        if self.parametrized:
+            forget_parametrized(self.owner, self.attribute)
+        if self.held:
+            self.store[self.attribute] = self.before
+        else:
+            self.store.pop(self.attribute, None)
+
+
+def _slots(module: nn.Module, values: dict[str, Tensor]) -> dict[str, _Slot]:
+    """The slot of each name; names of one slot (a submodule shared under two names) get the same one."""
+    slots: dict[str, _Slot] = {}
+    first_names: dict[tuple[int, str], str] = {}
+    for name, value in values.items():
+        path, _, attribute = name.rpartition(".")
+        if not attribute:
+            raise KeyError(f'functional_call: tensor name can\'t be empty string "", but one of the names is {name!r}')
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"functional_call: the value of {name!r}, {value!r}, is not an instance of torch.Tensor")
+        owner = _submodule(module, path)
+        first = first_names.setdefault((id(owner), attribute), name)
+        if values[first] is not value:
+            raise ArgumentError(
+                f"functional_call got multiple values for keys {sorted([first, name])}, which are one tensor of a "
+                "submodule that stands in the module under two names. Give one of them"
+            )
+        slots[name] = slots[first] if first != name else _Slot(owner, attribute)
+    return slots
+
+
+def _submodule(module: nn.Module, path: str) -> nn.Module:
+    for step in path.split(".") if path else ():
+        if not hasattr(module, step):
+            raise AttributeError(
+                f"{module._get_name()} has no attribute `{step}` (functional_call: submodule {path!r})"
+            )
+        module = getattr(module, step)
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"functional_call: submodule `{path}`: {module} is not an instance of torch.nn.Module")
+    return module
+
+
+@contextmanager
+def _swapped(slots: dict[str, _Slot], values: dict[str, Tensor]) -> Iterator[dict[str, _Slot]]:
+    """Put the values into their slots for the time of the context."""
+    try:
+        for name, slot in slots.items():
+            slot.set(values[name])
+        yield slots
+    finally:
+        for slot in slots.values():
+            slot.restore()
+
+
+def _disjoint_dicts(given: Any) -> Sequence[dict[str, Tensor]]:
+    if isinstance(given, dict):
+        return (given,)
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ArgumentError(
+            "functional_call: Expected parameter_and_buffer_dicts to be a dict, or a list/tuple of dicts, "
+            f"but got {type(given)}"
+        )
+    for number, part in enumerate(given):
+        if not isinstance(part, dict):
+            raise ArgumentError(
+                "functional_call: Expected all elements of parameter_and_buffer_dicts to be dictionaries, but element "
+                f"{number} is a {type(part).__name__}"
+            )
+    names = [name for part in given for name in part]
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise ArgumentError(
+            f"functional_call: {repeated} appeared in multiple dictionaries; behavior of functional call is ambiguous. "
+            "Give each name once"
+        )
+    return given
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _with_tied_names(module: nn.Module, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`values`, and for each name in it the names tied to it."""
+    names_of: dict[int, list[str]] = {}
+    for name, tensor in _named_tensors(module):
+        names_of.setdefault(id(tensor), []).append(name)
+    result = dict(values)
+    for names in names_of.values():
+        given = [name for name in names if name in values]
+        if len(names) == 1 or not given:
+            continue
+        if any(values[name] is not values[given[0]] for name in given):
+            raise ArgumentError(
+                f"functional_call got multiple values for keys {sorted(names)}, which are tied. Consider using "
+                "tie_weights=False, or give one of them"
+            )
+        result.update(dict.fromkeys(names, values[given[0]]))
+    return result
+
+
+def _check_names(module: nn.Module, values: dict[str, Tensor]) -> None:
+    known = {name for name, _ in _named_tensors(module)}
+    problems = [
+        f"{what} key(s): {', '.join(map(repr, sorted(names)))}."
+        for what, names in (("Unexpected", values.keys() - known), ("Missing", known - values.keys()))
+        if names
+    ]
+    if problems:
+        raise TransformError(
+            f"functional_call: Error(s) in reparametrizing for {module._get_name()}:\n\t" + "\n\t".join(problems)
+        )
+
+
+def _check_same_mode(first: nn.Module, model: nn.Module, number: int) -> None:
+    modes = {name: part.training for name, part in first.named_modules()}
+    for name, part in model.named_modules():
+        if modes.get(name, part.training) != part.training:
+            where = f"submodule {name!r}" if name else "the model"
+            raise TransformError(
+                f"stack_module_state: Expected all models to have the same training/eval mode, but {where} is in "
+                f"{'training' if part.training else 'eval'} mode in models[{number}] and not in models[0]"
+            )
+
+
+def _stacked(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    first = states[0]
+    for number, state in enumerate(states):
+        if state.keys() != first.keys():
+            raise TransformError(
+                "stack_module_state: Expected all models to have the same parameters and buffers, but models[0] and "
+                f"models[{number}] differ in {sorted(state.keys() ^ first.keys())}"
+            )
+    return {name: _stacked_leaf(name, [state[name] for state in states]) for name in first}
+
+
+def _stacked_leaf(name: str, tensors: list[Tensor]) -> Tensor:
+    first = tensors[0]
+    for number, tensor in enumerate(tensors):
+        if tensor.requires_grad != first.requires_grad:
+            raise TransformError(
+                f"stack_module_state: Expected {name} from each model to have the same .requires_grad, but it is "
+                f"{first.requires_grad} in models[0] and {tensor.requires_grad} in models[{number}]"
+            )
+        if tensor.shape != first.shape:
+            raise TransformError(
+                f"stack_module_state: stack expects each tensor to be equal size, but {name} is {list(first.shape)} in "
+                f"models[0] and {list(tensor.shape)} in models[{number}]"
+            )
+    stacked = torch.stack(tensors)
+    return stacked.detach().requires_grad_() if first.requires_grad else stacked
