@@ -7,6 +7,8 @@ from differentiating the lane's vector-Jacobian product in its cotangent (centra
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -427,8 +429,8 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}"
 
 
-def check(name: str, composition: str, cap: int = 6) -> Outcome:
-    """Run one op of op_db through one composition, over samples, in_dims and numbers of lanes."""
+def check(name: str, composition: str, cap: int = 6, show: bool = False) -> Outcome:
+    """One op of op_db through one composition, over samples, in_dims and lanes; `show` prints tracebacks."""
     op = OPS[name]
     outcome = Outcome(name, composition)
     with_grad = composition not in _WITHOUT_GRAD
@@ -448,7 +450,7 @@ def check(name: str, composition: str, cap: int = 6) -> Outcome:
             if random:
                 sample.f = _seeded(sample.f)
             for layout in layouts(sample.lanes[0]):
-                _one(outcome, run, sample, layout, random)
+                _one(outcome, run, sample, layout, random, show)
     outcome.slow = sorted(set(_slow_ops(caught)))
     return outcome
 
@@ -456,8 +458,8 @@ def check(name: str, composition: str, cap: int = 6) -> Outcome:
 _RANK = {"none": 0, "ok": 1, "error": 2, "wrong": 3}
 
 
-def _one(outcome: Outcome, run: Callable, sample: LaneSample, layout: Layout, random: bool) -> None:
-    status, detail = "ok", ""
+def _one(outcome: Outcome, run: Callable, sample: LaneSample, layout: Layout, random: bool, show: bool) -> None:
+    status, detail, trace = "ok", "", []
     try:
         outcome.worst = max(outcome.worst, run(sample, layout, random, outcome.name not in UNINITIALISED))
     except NoOracle:
@@ -466,10 +468,12 @@ def _one(outcome: Outcome, run: Callable, sample: LaneSample, layout: Layout, ra
         status, detail = "wrong", str(mismatch)
         outcome.worst = max(outcome.worst, mismatch.size)
     except Exception as error:
-        status, detail = "error", _first_line(error)
+        status, detail, trace = "error", _first_line(error), traceback.format_exception(error)
     outcome.checked += 1
     outcome.failed += status != "ok"
     if _RANK[status] > _RANK[outcome.status]:
         outcome.status, outcome.detail = status, detail
         if detail:
             outcome.where = f"({sample.text}) in_dims={layout.in_dims} lanes={layout.lanes}"
+            if show:
+                print(outcome.name, outcome.where, *trace, sep="\n", file=sys.stderr)

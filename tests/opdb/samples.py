@@ -116,17 +116,18 @@ def _function(call: Callable, sample, leaves: list, spec, places: list[int]) -> 
     return f
 
 
+def _on_a_copy(variant: Callable) -> Callable:
+    def call(first, *args, **kwargs):
+        return variant(first.clone(), *args, **kwargs)
+
+    return call
+
+
 def lane_samples(op, grad: bool, cap: int = 6, inplace: bool = False) -> Iterator[LaneSample]:
     """Up to `cap` samples of `op` that differ in shapes and arguments, each with MAX_LANES lanes of data."""
     dtype = choose_dtype(op)
     draws = [_draw(op, dtype, grad, seed) for seed in range(MAX_LANES)]
-    call: Callable = op.get_op()
-    if inplace:
-        variant = op.get_inplace()
-
-        def call(first, *args, **kwargs):
-            return variant(first.clone(), *args, **kwargs)
-
+    call = _on_a_copy(op.get_inplace()) if inplace else op.get_op()
     for i in _choose(draws[0], cap):
         sample = draws[0][i]
         if inplace and sample.broadcasts_input:

@@ -5,7 +5,7 @@
     python -m tests.opdb.sweep --composition vmap_jvp        another composition (repeatable; `all` for all of them)
     python -m tests.opdb.sweep --jobs 2 --json out.json      two processes; every outcome as JSON
     python -m tests.opdb.sweep --fraction 0.15 --seed 0      a seeded share of the ops
-    python -m tests.opdb.sweep --failures --traceback        only what is not ok, with where and the traceback
+    python -m tests.opdb.sweep --failures --traceback        only what is not right, with the tracebacks of failures
 
 Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_inplace, backward_vmap, jvp, vmap_jvp, jvp_vmap.
 One line per op and composition:
@@ -59,7 +59,7 @@ def verdict(outcome: dict) -> str:
     status = outcome["status"]
     reason = gap_reason(outcome["name"], outcome["composition"])
     if reason is not None:
-        return {"error": "gap", "ok": "fixed"}.get(status, status)
+        return "gap" if status == "error" else "fixed" if status == "ok" else status
     return "slow" if status == "ok" and outcome["slow"] else status
 
 
@@ -96,7 +96,7 @@ def _worker(args: argparse.Namespace) -> None:
     for task in sys.stdin:
         name, composition = json.loads(task)
         try:
-            outcome = check(name, composition, args.cap)
+            outcome = check(name, composition, args.cap, args.traceback)
         except Exception as error:
             text = f"sweep failed: {type(error).__name__}: {error}".splitlines()[0]
             outcome = Outcome(name, composition, "error", text)
