@@ -55,7 +55,7 @@ def rearrange(tensor: Tensor | Sequence[Tensor], pattern: str, **axes_lengths: i
         if length < 0:
             raise ArgumentError(f"rearrange: the length of axis {name!r} is negative: {length}")
     left, right = _parse_pattern(pattern)
-    unknown = sorted(axes_lengths.keys() - set(_names(left)))
+    unknown = sorted(axes_lengths.keys() - (set(_names(left)) - {_ELLIPSIS}))
     if unknown:
         raise ArgumentError(f"Identifiers not found in rearrange expression: {unknown}, in {pattern!r}")
     _check_rank(left, tensor, pattern)

@@ -1,0 +1,267 @@
+"""The batch plane: a tensor with lanes, and how an operation on it is carried out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.level import Level
+from lanewise._core.missing import find_rule
+from lanewise._core.plane import (
+    Plane,
+    argument,
+    lift,
+    map_tensors,
+    new_wrapper,
+    refit,
+    replace_tensors,
+    sync,
+    wrap_unlifted,
+    written_arguments,
+)
+from lanewise._core.rules import Rule, RuleTable
+from lanewise._torch_compat import (
+    ForceDispatchKeyGuard,
+    dispatch_mode_count,
+    forward_ad,
+    is_any_autocast_enabled,
+    is_grad_enabled,
+    set_grad_enabled,
+)
+from lanewise.errors import CapturedWriteError, RandomnessError, at_user_line
+
+BATCH_RULES = RuleTable()
+
+
+class BatchTensor(Plane):
+    """The lanes of one value.
+
+    `value` is `[B, *S]` with the lanes in dim 0 when `mapped`, and `[*S]`, the same in all lanes, when not; the wrapper
+    itself has shape `[*S]`.
+    """
+
+    __slots__ = ("mapped",)
+    mapped: bool
+
+
+class BatchLevel(Level):
+    """The level of one `vmap`: `size` lanes, and what random operations may do.
+
+    `total` and `start` place the lanes of one chunk among all lanes, so that random draws do not depend on the chunks.
+    """
+
+    __slots__ = ("size", "randomness", "total", "start")
+
+    def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
+        super().__init__()
+        self.size = size
+        self.randomness = randomness
+        self.total = size if total is None else total
+        self.start = start
+
+    def __repr__(self) -> str:
+        return f"vmap level {self.order} with {self.size} lanes"
+
+    def wrap(self, value: Tensor) -> BatchTensor:
+        """`[B, *S]` in the plane below -> `[*S]` on this plane."""
+        out = new_wrapper(BatchTensor, value, value.shape[1:], value.stride()[1:])
+        out.value = value
+        out.level = self
+        out.mapped = True
+        return out
+
+    def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
+        """`[*S]`, the same in all lanes -> `[*S]` on this plane."""
+        out = new_wrapper(BatchTensor, value, value.shape, value.stride())
+        out.value = value
+        out.level = self
+        out.mapped = False
+        out.origin = origin
+        return out
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is of this level (mapped or uniform)."""
+        return type(tensor) is BatchTensor and tensor.level is self
+
+    def mapped(self, tensor: Any) -> bool:
+        """Whether `tensor` has lanes of this level."""
+        return type(tensor) is BatchTensor and tensor.level is self and tensor.mapped
+
+    def expanded(self, tensor: Tensor) -> Tensor:
+        """The value below as `[B, *S]`, expanded where it has no lanes."""
+        if type(tensor) is BatchTensor and tensor.level is self:
+            return tensor.value if tensor.mapped else tensor.value.expand(self.size, *tensor.value.shape)
+        return tensor.expand(self.size, *tensor.shape)
+
+    def physical(self, tensor: Tensor) -> Tensor:
+        """The value below: `[B, *S]` with lanes, `[*S]` without."""
+        return tensor.value if type(tensor) is BatchTensor and tensor.level is self else tensor
+
+    def lifted(self, wrapper: BatchTensor) -> bool:
+        return wrapper.mapped
+
+    def lift(self, wrapper: BatchTensor) -> None:
+        """Uniform `[*S]` -> a copy of its own for each lane `[B, *S]`."""
+        wrapper.value = self.below(_copy_for_lanes, wrapper.value, self.size)
+        wrapper.mapped = True
+
+    def copy_slots(self, wrapper: BatchTensor, like: BatchTensor) -> None:
+        wrapper.value = like.value
+        wrapper.mapped = like.mapped
+        if not like.mapped:
+            wrapper.origin = like.origin
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        rule = BATCH_RULES.get(func)
+        if rule is None:
+            rule = find_rule(BATCH_RULES, func)
+        direct = not rule.guarded
+        for operand in operands:
+            if type(operand) is BatchTensor and operand.level is self:
+                if not operand.mapped:
+                    return self._interpret_uniform(rule, func, args, kwargs, operands)
+                operand = operand.value
+            if direct and (operand.requires_grad or type(operand) is not Tensor):
+                direct = False
+        return self._run(rule, func, args, kwargs, direct)
+
+    def _run(self, rule: Rule, func: Any, args: tuple, kwargs: dict, direct: bool) -> Any:
+        if rule.same_plane:
+            return rule.run(self, args, kwargs)
+        if rule.mutates and not rule.raw:
+            self._check_written(func, args, kwargs)
+        if (
+            direct
+            and forward_ad._current_level < 0
+            and not is_any_autocast_enabled()
+            and not dispatch_mode_count()
+        ):
+            out = rule.run(self, args, kwargs)
+        else:
+            now = is_grad_enabled()
+            want = (self.grad_mode and now) if self.pinned is None else self.pinned
+            with ForceDispatchKeyGuard(self.include, self.exclude):
+                if want == now:
+                    out = rule.run(self, args, kwargs)
+                else:
+                    set_grad_enabled(want)
+                    try:
+                        out = rule.run(self, args, kwargs)
+                    finally:
+                        set_grad_enabled(now)
+        if rule.raw:
+            return out
+        if rule.mutates:
+            return written_results(func, args, kwargs)
+        if isinstance(out, Tensor):
+            return self.wrap(out)
+        return map_tensors(self.wrap, out)
+
+    def _interpret_uniform(self, rule: Rule, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """An operation with operands that are the same in all lanes."""
+        for operand in operands:
+            if self.owns(operand):
+                sync(operand)  # type: ignore[arg-type]
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if rule.mutates and (random or any(self.mapped(operand) for operand in operands)):
+            for position, name in written_arguments(func):
+                map_tensors(lambda t: lift(t) if self.owns(t) else None, argument(args, kwargs, position, name))
+        if rule.same_plane:
+            return rule.run(self, args, kwargs)
+        if rule.raw:
+            return self._run(rule, func, args, kwargs, False)
+        if random or any(self.mapped(operand) for operand in operands):
+            written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
+            args, kwargs = replace_tensors(
+                lambda t: t.value if self.owns(t) and not t.mapped and not any(t is w for w in written) else t,
+                args,
+                kwargs,
+            )
+            return self._run(rule, func, args, kwargs, False)
+        below_args, below_kwargs = replace_tensors(self.physical, args, kwargs)
+        out = self.below(lambda: func(*below_args, **below_kwargs))
+        if rule.mutates:
+            return written_results(func, args, kwargs)
+        return wrap_unlifted(self, func, args, kwargs, out)
+
+    def _check_written(self, func: Any, args: tuple, kwargs: dict) -> None:
+        for position, name in written_arguments(func):
+            target = argument(args, kwargs, position, name)
+            targets = target if isinstance(target, (list, tuple)) else [target]
+            for tensor in targets:
+                if isinstance(tensor, Tensor) and not self.mapped(tensor):
+                    raise captured_write(func, name, tensor)
+
+    def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        """A tensor made inside the function from no lane values: uniform until a lane value is written into it."""
+        if torch.Tag.nondeterministic_seeded not in op.tags:
+            return map_tensors(self.adopt, self.below(lambda: op(*args, **kwargs)))
+        if op._schema.is_mutable:
+            return self._random_write(op, args, kwargs)
+        self.check_random(op)
+        if self.randomness == "same":
+            return map_tensors(self.adopt, self.below(lambda: op(*args, **kwargs)))
+        draws = self.below(lambda: [op(*args, **kwargs) for _ in range(self.total)])
+        if not draws:
+            return map_tensors(lambda t: self.wrap(t.new_empty((0, *t.shape))), self.below(lambda: op(*args, **kwargs)))
+        draws = draws[self.start : self.start + self.size]
+        if isinstance(draws[0], Tensor):
+            return self.wrap(self.below(torch.stack, draws))
+        return tuple(self.wrap(self.below(torch.stack, list(group))) for group in zip(*draws, strict=True))
+
+    def _random_write(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        self.check_random(op)
+        if self.randomness == "different":
+            raise RandomnessError(
+                at_user_line(
+                    f"vmap: {op}: Cannot ask for different inplace randomness on an unbatched tensor: it was made "
+                    "outside the mapped function and has no lanes",
+                    "t = torch.empty_like(t)  # inside the function, then write the random numbers into it",
+                )
+            )
+        return self.below(lambda: op(*args, **kwargs))
+
+    def check_random(self, op: Any) -> None:
+        """Raise where `randomness="error"` forbids the operation."""
+        if self.randomness == "error":
+            raise RandomnessError(
+                at_user_line(
+                    f"vmap: called random operation while in randomness error mode: {op._schema.name}",
+                    'vmap(f, randomness="different")  # every lane draws its own numbers\n'
+                    'vmap(f, randomness="same")       # all lanes draw the same numbers',
+                )
+            )
+
+
+def _copy_for_lanes(value: Tensor, size: int) -> Tensor:
+    return value.unsqueeze(0).expand(size, *value.shape).clone(memory_format=torch.contiguous_format)
+
+
+def written_results(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What an in-place operation returns: the arguments that it wrote to."""
+    returns = func._schema.returns
+    if not returns:
+        return None
+    written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
+    return written[0] if len(returns) == 1 else tuple(written)
+
+
+def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
+    """The error for a lane value written into a tensor that has no lanes."""
+    return CapturedWriteError(
+        at_user_line(
+            f"vmap: {func._schema.name.removeprefix('aten::')}: inplace arithmetic(self, *extra_args) is not possible "
+            f"because there exists a Tensor `other` in extra_args that has more elements than `self`: a value that "
+            f"differs from lane to lane would be written into argument `{name}` {list(tensor.shape)}, "
+            "which was made outside the mapped function and has no lanes",
+            "t = t.clone()  # inside the function; return it, and reduce over the lanes outside\n"
+            "or pass the tensor as a mapped argument: vmap(f, in_dims=0)(xs, ts)",
+        )
+    )
+
+
+def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:
+    """An in-place view operation: the twin gives the new value, then the wrapper's own metadata follow."""
+    wrapper = args[0]
+    like = twin(*args, **kwargs)
+    return refit(wrapper, like, func, args, kwargs)

@@ -1,0 +1,117 @@
+"""Levels: one open transform each, in one order, on a stack per thread."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from lanewise._torch_compat import (
+    AUTOCAST_KEYS,
+    FACTORY_KEY,
+    ForceDispatchKeyGuard,
+    IncludeDispatchKeyGuard,
+    is_grad_enabled,
+    set_grad_enabled,
+    tls_exclude_set,
+    tls_include_set,
+)
+
+_order = itertools.count(1)
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.levels: list[Level] = []
+
+
+_stack = _Stack()
+
+
+class Level:
+    """One open plane.
+
+    Attributes:
+        order: Position in the order of all planes; an operation belongs to the plane of its highest operand.
+        include, exclude: Dispatch state of the plane below, as it was when the level opened.
+        grad_mode: Grad mode when the level opened.
+        pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
+        alive: False once the transform has ended.
+    """
+
+    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "alive", "_factories", "__weakref__")
+
+    def __init__(self) -> None:
+        self.order = next(_order)
+        self.include = tls_include_set()
+        self.exclude = tls_exclude_set() | AUTOCAST_KEYS
+        self.grad_mode = is_grad_enabled()
+        self.pinned: bool | None = None
+        self.alive = True
+
+    def __enter__(self) -> "Level":
+        _stack.levels.append(self)
+        self._factories = IncludeDispatchKeyGuard(FACTORY_KEY)
+        self._factories.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._factories.__exit__(*exc)
+        del self._factories
+        self.alive = False
+        _stack.levels.remove(self)
+
+    def grad_below(self) -> bool:
+        """Grad mode that operations of the plane below run under."""
+        return (self.grad_mode and is_grad_enabled()) if self.pinned is None else self.pinned
+
+    def below(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call `run(*args)` in the plane below: its dispatch state and its grad mode."""
+        now = is_grad_enabled()
+        want = (self.grad_mode and now) if self.pinned is None else self.pinned
+        with ForceDispatchKeyGuard(self.include, self.exclude):
+            if want == now:
+                return run(*args)
+            set_grad_enabled(want)
+            try:
+                return run(*args)
+            finally:
+                set_grad_enabled(now)
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
+        raise NotImplementedError
+
+    def adopt(self, value: Any) -> Any:
+        """Wrap a tensor made while this is the top level, so that lane values may be written into it later."""
+        raise NotImplementedError
+
+
+def live_levels() -> list[Level]:
+    """The levels open on this thread, outermost first."""
+    return list(_stack.levels)
+
+
+def top_level() -> Level | None:
+    """The innermost level open on this thread, or None."""
+    return _stack.levels[-1] if _stack.levels else None
+
+
+class pin_grad_mode:
+    """For the time of a backward pass that the engine runs with grad mode off: keep the planes below recording.
+
+    Each level's plane below records if it did so when the transform that differentiates was entered.
+    """
+
+    __slots__ = ("outer", "saved")
+
+    def __init__(self, outer: bool) -> None:
+        self.outer = outer
+
+    def __enter__(self) -> None:
+        self.saved = [(level, level.pinned) for level in _stack.levels]
+        for level, pinned in self.saved:
+            level.pinned = (level.grad_mode and self.outer) if pinned is None else pinned
+
+    def __exit__(self, *exc: object) -> None:
+        for level, pinned in self.saved:
+            level.pinned = pinned

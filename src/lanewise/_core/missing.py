@@ -1,0 +1,153 @@
+"""What happens to an operation that has no rule: a twin, torch's own decomposition, or one call per lane."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
+from lanewise._core.rules import Rule, RuleTable
+from lanewise.errors import SlowPathWarning, TransformError, at_user_line
+
+# How often each operation ran lane by lane; tests count on it.
+lane_loops: dict[str, int] = {}
+_warned: set[OpOverload] = set()
+
+
+def find_rule(table: RuleTable, func: OpOverload) -> Rule:
+    """The rule for an operation that nobody registered; kept in the table from then on."""
+    rule = _composed(func) or _from_twin(func)
+    if rule is None:
+        rule = Rule(func, lambda level, args, kwargs: lane_loop(level, func, args, kwargs), "lane loop", guarded=True)
+    table[func] = rule
+    return rule
+
+
+def _composed(func: OpOverload) -> Rule | None:
+    if not func._can_decompose():
+        return None
+    return Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", same_plane=True)
+
+
+def functional_twin(func: OpOverload) -> OpOverload | None:
+    """The overload that computes what an in-place or `out=` overload writes, or None."""
+    schema = func._schema
+    written = written_arguments(func)
+    if not written:
+        return None
+    packet_name = schema.name.split("::")[1]
+    namespace = getattr(torch.ops, schema.name.split("::")[0])
+    out_names = {name for _, name in written} if "out" in func._overloadname or packet_name.endswith("_out") else set()
+    if not out_names:
+        if not packet_name.endswith("_") or packet_name.startswith("__"):
+            return None
+        packet_name = packet_name[:-1]
+    packet = getattr(namespace, packet_name, None)
+    if packet is None:
+        return None
+    wanted = [str(arg.type) for arg in schema.arguments if arg.name not in out_names]
+    for name in packet.overloads():
+        twin = getattr(packet, name)
+        if not twin._schema.is_mutable and [str(arg.type) for arg in twin._schema.arguments] == wanted:
+            return twin
+    return None
+
+
+def _from_twin(func: OpOverload) -> Rule | None:
+    twin = functional_twin(func)
+    if twin is None:
+        return None
+    written = written_arguments(func)
+    resizes = written[0][0] != 0 or func._schema.arguments[0].name == "out" or func._schema.arguments[-1].kwarg_only
+    is_out = resizes and not func._schema.name.endswith("_")
+    names = {name for _, name in written} if is_out else set()
+
+    def write(level: Any, args: tuple, kwargs: dict) -> Any:
+        targets = [argument(args, kwargs, position, name) for position, name in written]
+        passed = {key: value for key, value in kwargs.items() if key not in names}
+        results = twin(*args, **passed)
+        results = results if isinstance(results, (list, tuple)) else (results,)
+        for target, result in zip(targets, results, strict=False):
+            if isinstance(target, (list, tuple)):
+                for one, value in zip(target, result, strict=True):
+                    one.copy_(value)
+            elif is_out and target.shape != result.shape:
+                target.resize_(result.shape).copy_(result)
+            else:
+                target.copy_(result)
+        return targets[0] if len(func._schema.returns) == 1 else (tuple(targets) if func._schema.returns else None)
+
+    return Rule(func, write, "written twin", same_plane=True)
+
+
+def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """One call per lane; results stacked. Right, slow, and said once per operation."""
+    name = str(func)
+    lane_loops[name] = lane_loops.get(name, 0) + 1
+    if func not in _warned:
+        _warned.add(func)
+        warnings.warn(
+            SlowPathWarning(
+                at_user_line(
+                    f"vmap: There is a performance drop because {name} has no batching rule: it runs once per lane "
+                    f"({level.size} calls, about 4 us each more than one batched call)"
+                )
+            ),
+            stacklevel=2,
+        )
+    if level.size == 0:
+        return _no_lanes(level, func, args, kwargs)
+    outs = []
+    for lane in range(level.size):
+
+        def take(tensor: Tensor, lane: int = lane) -> Tensor:
+            return tensor.value.select(0, lane) if level.mapped(tensor) else level.physical(tensor)
+
+        lane_args, lane_kwargs = replace_tensors(take, args, kwargs)
+        outs.append(func(*lane_args, **lane_kwargs))
+    if func._schema.is_mutable:
+        return None
+    return stack_results(func, outs)
+
+
+def stack_results(func: OpOverload, outs: list) -> Any:
+    """Stack the results of the lanes, leaf by leaf."""
+    first = outs[0]
+    if isinstance(first, Tensor):
+        if any(out.shape != first.shape for out in outs):
+            shapes = [list(out.shape) for out in outs]
+            other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
+            raise TransformError(
+                at_user_line(
+                    f"vmap: {func}: batching operators that can output dynamic shape: lane 0 gives shape {shapes[0]}, "
+                    f"lane {other} gives {shapes[other]}",
+                    "torch.where(mask, x, 0)  # keep one shape for all lanes",
+                )
+            )
+        return torch.stack(outs)
+    if isinstance(first, (list, tuple)):
+        parts = [stack_results(func, [out[i] for out in outs]) for i in range(len(first))]
+        return type(first)(parts) if type(first) in (list, tuple) else type(first)(*parts)
+    if any(out != first for out in outs):
+        raise TransformError(at_user_line(f"vmap: {func} returns a Python value that differs from lane to lane"))
+    return first
+
+
+def _no_lanes(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Shapes and dtypes of an empty batch, from one call on a lane of zeros."""
+
+    def blank(tensor: Tensor) -> Tensor:
+        return tensor.value.new_zeros(tensor.shape) if level.mapped(tensor) else level.physical(tensor)
+
+    blank_args, blank_kwargs = replace_tensors(blank, args, kwargs)
+    if func._schema.is_mutable:
+        return None
+    out = func(*blank_args, **blank_kwargs)
+    return map_tensors(lambda tensor: tensor.new_empty((0, *tensor.shape)), out)
+
+
+def has_tensors(args: tuple, kwargs: dict) -> bool:
+    """Whether an operation has any tensor operand."""
+    return bool(tensors_of(args, kwargs))

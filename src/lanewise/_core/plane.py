@@ -1,0 +1,177 @@
+"""What all wrappers share: the handler, lifting on write, and the meaning of a plane for `detach` and for printing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.level import Level
+from lanewise._torch_compat import (
+    current_graph_task_id,
+    disabled_torch_function,
+    make_wrapper,
+    no_dispatch,
+    set_grad_enabled,
+)
+from lanewise.errors import EscapedTensorError, at_user_line
+
+_NO_KWARGS: dict[str, Any] = {}
+
+
+class Plane(Tensor):
+    """A tensor of one plane. It stands for `value`, a tensor of the plane below, as its `level` says.
+
+    torch.autograd works on a wrapper as on any tensor, so derivatives taken on this plane are recorded here, and the
+    backward formulas come back to the handler as ordinary operations.
+
+    Attributes:
+        value: The tensor of the plane below.
+        level: The level the wrapper belongs to.
+        origin: For a view of an unlifted tensor: `(parent, func, args, kwargs, index)`, how to take the view again
+            once the parent is lifted. None otherwise; left unset on lifted tensors, which never read it.
+    """
+
+    __slots__ = ("value", "level", "origin")
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
+    value: Tensor
+    level: Any
+    origin: tuple | None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return interpret(func, args, kwargs or _NO_KWARGS)
+
+
+def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Hand one operation to the highest level among its operands."""
+    operands = tensors_of(args, kwargs)
+    level = None
+    for operand in operands:
+        if isinstance(operand, Plane) and (level is None or operand.level.order > level.order):
+            level = operand.level
+    assert level is not None, func
+    if not level.alive and current_graph_task_id() == -1:
+        raise escaped(level, func)
+    return level.interpret(func, args, kwargs, operands)
+
+
+def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors among an operation's arguments, lists of tensors included."""
+    found = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            found.append(arg)
+        elif type(arg) is list or type(arg) is tuple:
+            found.extend([item for item in arg if isinstance(item, Tensor)])
+    if kwargs:
+        for arg in kwargs.values():
+            if isinstance(arg, Tensor):
+                found.append(arg)
+            elif type(arg) is list or type(arg) is tuple:
+                found.extend([item for item in arg if isinstance(item, Tensor)])
+    return found
+
+
+def map_tensors(fn: Any, value: Any) -> Any:
+    """Apply `fn` to each tensor of an argument or a result, keeping lists and tuples."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    kind = type(value)
+    if kind is list:
+        return [map_tensors(fn, item) for item in value]
+    if kind is tuple:
+        return tuple([map_tensors(fn, item) for item in value])
+    if isinstance(value, tuple):
+        return kind(*[map_tensors(fn, item) for item in value])
+    return value
+
+
+def replace_tensors(fn: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """`args` and `kwargs` with `fn` applied to each tensor."""
+    return tuple([map_tensors(fn, arg) for arg in args]), {key: map_tensors(fn, arg) for key, arg in kwargs.items()}
+
+
+def escaped(level: Level, func: Any) -> EscapedTensorError:
+    """The error for an operation on a wrapper whose transform has ended."""
+    return EscapedTensorError(
+        at_user_line(
+            f"{func}: your tensor may have escaped from inside a function being transformed: it belongs to "
+            f"{level!r}, which has ended. It was kept in a list, an attribute or a closure.",
+            "return the tensor from the function, and use what the transform returns",
+        )
+    )
+
+
+def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> Plane:
+    """Give `wrapper` the metadata and value of `like`, the result of the out-of-place twin of an in-place view."""
+    grad_mode = torch.is_grad_enabled()
+    set_grad_enabled(False)
+    try:
+        with no_dispatch():
+            func(*args, **kwargs)
+    finally:
+        set_grad_enabled(grad_mode)
+    wrapper.level.copy_slots(wrapper, like)
+    return wrapper
+
+
+def new_wrapper(kind: type, value: Tensor, shape: Any, strides: Any) -> Any:
+    """A bare wrapper of class `kind` with the dtype and device of `value`."""
+    return make_wrapper(kind, shape, strides=strides, dtype=value.dtype, device=value.device)
+
+
+def sync(wrapper: Plane) -> None:
+    """Bring an unlifted view up to date: if its parent was lifted since, the view is taken again."""
+    level = wrapper.level
+    if level.lifted(wrapper):
+        return
+    origin = wrapper.origin
+    if origin is None:
+        return
+    parent, func, args, kwargs, index = origin
+    sync(parent)
+    if level.lifted(parent):
+        view = level.interpret(func, (parent, *args), kwargs, [parent])
+        level.copy_slots(wrapper, view if index is None else view[index])
+
+
+def lift(wrapper: Plane) -> None:
+    """Give an unlifted tensor lanes (or a tangent) of its own, together with the tensor it is a view of."""
+    sync(wrapper)
+    if wrapper.level.lifted(wrapper):
+        return
+    if wrapper.origin is None:
+        wrapper.level.lift(wrapper)
+    else:
+        lift(wrapper.origin[0])
+        sync(wrapper)
+
+
+def wrap_unlifted(level: Any, func: Any, args: tuple, kwargs: dict, out: Any) -> Any:
+    """Wrap the results of an operation on unlifted tensors; views remember how they were taken."""
+    if isinstance(out, Tensor):
+        origin = (args[0], func, args[1:], kwargs, None) if func.is_view else None
+        return level.adopt(out, origin)
+    if isinstance(out, (list, tuple)) and any(isinstance(item, Tensor) for item in out):
+        wrapped = [
+            level.adopt(item, (args[0], func, args[1:], kwargs, i) if func.is_view else None)
+            if isinstance(item, Tensor)
+            else item
+            for i, item in enumerate(out)
+        ]
+        return type(out)(wrapped) if type(out) in (list, tuple) else type(out)(*wrapped)
+    return out
+
+
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that an operation writes to."""
+    return tuple(
+        (i, arg.name)
+        for i, arg in enumerate(func._schema.arguments)
+        if arg.alias_info is not None and arg.alias_info.is_write
+    )
+
+
+def argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
+    """The argument of that position and name, or None where the default stands."""
+    return args[position] if position < len(args) else kwargs.get(name)

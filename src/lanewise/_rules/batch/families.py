@@ -1,0 +1,318 @@
+"""The properties that batching rules state, one function each; the files beside this one only register operations.
+
+A rule sees logical operands: wrappers of its level, mapped or not, and tensors of the planes below. It returns values
+of the plane below with the lanes in dim 0.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
+from lanewise._core.missing import lane_loop
+from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
+from lanewise._core.rules import Rule, overloads
+from lanewise._torch_compat import decomposition_table
+from lanewise.errors import TransformError, at_user_line
+
+_DIM_NAMES = ("dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1")
+_SIZE_NAMES = ("size", "shape", "repeats", "input_sizes", "sizes", "self_size", "input_size")
+
+
+def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags: bool) -> None:
+    for op in overloads(*ops):
+        BATCH_RULES.add(op, Rule(op, make(op), family, **flags))
+
+
+# --- pointwise -------------------------------------------------------------------------------------------------------
+
+
+def pointwise(*ops: OpOverload) -> None:
+    """Each element of the result depends on one element of each (broadcast) operand."""
+    _register(ops, "pointwise", _pointwise)
+
+
+def _pointwise(op: OpOverload) -> Any:
+    mutates = op._schema.is_mutable
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        if len(args) == 1 and not kwargs:
+            return op(args[0].value) if type(args[0]) is BatchTensor else _general(level, args, kwargs)
+        if len(args) == 2 and not kwargs:
+            x, y = args
+            if type(x) is BatchTensor and x.level is level:
+                if not isinstance(y, Tensor):
+                    if type(y) is not list and type(y) is not tuple:
+                        return op(x.value, y)
+                elif x.dtype is y.dtype:
+                    if type(y) is BatchTensor and y.level is level:
+                        if x.dim() == y.dim():
+                            return op(x.value, y.value)
+                    elif y.dim() <= x.dim():
+                        return op(x.value, y)
+        return _general(level, args, kwargs)
+
+    def _general(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        align = aligner(level, tensors_of(args, kwargs), promote=not mutates)
+        args, kwargs = replace_tensors(align, args, kwargs)
+        return op(*args, **kwargs)
+
+    return run
+
+
+def aligner(level: BatchLevel, operands: list[Tensor], promote: bool = True) -> Callable[[Tensor], Tensor]:
+    """How to broadcast operands on the plane below as they broadcast on this one, dtypes included.
+
+    A mapped operand of lower rank gets dims of size 1 after its lanes. A logical 0-dim operand is weaker in type
+    promotion than one with dims; on the plane below it has dims, so it is cast first.
+    """
+    rank = max(operand.dim() for operand in operands)
+    dtypes = {operand.dtype for operand in operands}
+    target = _weak_result(operands, rank) if promote and len(dtypes) > 1 else None
+
+    def align(tensor: Tensor) -> Tensor:
+        if type(tensor) is not BatchTensor or tensor.level is not level:
+            if target is not None and rank == 0 and tensor.dtype is not torch.bool and tensor.dtype is not target:
+                return tensor.to(target)
+            return tensor
+        value = tensor.value
+        missing_dims = rank - (value.dim() - 1)
+        if target is not None and tensor.dtype is not torch.bool and tensor.dtype is not target:
+            if rank == 0 or missing_dims == rank:
+                value = value.to(target)
+        if missing_dims:
+            value = value.reshape(value.shape[0], *([1] * missing_dims), *value.shape[1:])
+        return value
+
+    return align
+
+
+def _weak_result(operands: list[Tensor], rank: int) -> torch.dtype:
+    """The dtype that the logical operands promote to."""
+    return _promoted(tuple((operand.dtype, operand.dim() == 0) for operand in operands))
+
+
+@cache
+def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
+    dummies = [torch.empty((), dtype=dtype) if weak else torch.empty(1, dtype=dtype) for dtype, weak in kinds]
+    result = dummies[0]
+    for dummy in dummies[1:]:
+        dtype = torch.result_type(result, dummy)
+        weak = result.dim() == 0 and dummy.dim() == 0
+        result = torch.empty((), dtype=dtype) if weak else torch.empty(1, dtype=dtype)
+    return result.dtype
+
+
+# --- along dims ------------------------------------------------------------------------------------------------------
+
+
+def along_dims(*ops: OpOverload) -> None:
+    """The operation works along dims that its arguments name; they are one further right below."""
+    _register(ops, "along dims", _along_dims)
+
+
+def _along_dims(op: OpOverload) -> Any:
+    schema = op._schema
+    name = schema.name
+    adds_dim = "unsqueeze" in name or name.endswith("stack")
+    names = [arg.name for arg in schema.arguments]
+    keep_at = names.index("keepdim") if "keepdim" in names else None
+    positions = [i for i, arg in enumerate(schema.arguments) if arg.name in _DIM_NAMES]
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        bound, kwargs = bind(op, args, kwargs)
+        first = bound[0][0] if isinstance(bound[0], (list, tuple)) else bound[0]
+        rank = first.dim()
+        scalar = rank == 0 and not adds_dim
+        span = rank + 1 if adds_dim else max(rank, 1)
+        for position in positions:
+            if position < len(bound):
+                bound[position] = shift_dims(bound[position], span)
+            elif schema.arguments[position].name in kwargs:
+                kwargs[names[position]] = shift_dims(kwargs[names[position]], span)
+
+        def enter(tensor: Tensor) -> Tensor:
+            value = level.expanded(tensor)
+            return value.unsqueeze(1) if scalar and value.dim() == 1 else value
+
+        out = op(*[map_tensors(enter, arg) for arg in bound], **{k: map_tensors(enter, v) for k, v in kwargs.items()})
+        if scalar:
+            kept = keep_at is None or (bound[keep_at] if keep_at < len(bound) else kwargs.get("keepdim", False))
+            out = map_tensors(lambda t: t.squeeze(1) if kept and t.dim() == 2 and t.shape[1] == 1 else t, out)
+        return out
+
+    return run
+
+
+def bind(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list, dict]:
+    """Positional arguments with keywords and defaults put in their places, and the keyword-only rest."""
+    bound = list(args)
+    rest = dict(kwargs)
+    for arg in op._schema.arguments[len(bound) :]:
+        if arg.kwarg_only:
+            break
+        if arg.name in rest:
+            bound.append(rest.pop(arg.name))
+        elif arg.has_default_value():
+            bound.append(arg.default_value)
+        else:
+            break
+    return bound, rest
+
+
+def shift_dims(dims: Any, span: int) -> Any:
+    """Logical dims of a tensor with `span` dims -> dims below, lanes in front. None and [] mean all of them."""
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return list(range(1, span + 1))
+    if isinstance(dims, (list, tuple)):
+        return [shift_dim(dim, span) for dim in dims]
+    return shift_dim(dims, span)
+
+
+def shift_dim(dim: int, span: int) -> int:
+    """One logical dim -> the dim below; IndexError as torch raises it."""
+    if not -span <= dim < span:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-span}, {span - 1}], but got {dim})")
+    return dim % span + 1
+
+
+# --- leading, full reductions, sizes, fold -----------------------------------------------------------------------------
+
+
+def leading(*ops: OpOverload) -> None:
+    """The operation takes any number of leading dims; all operands get the lanes in front."""
+    _register(ops, "leading", _leading)
+
+
+def _leading(op: OpOverload) -> Any:
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        args, kwargs = replace_tensors(level.expanded, args, kwargs)
+        return op(*args, **kwargs)
+
+    return run
+
+
+def full_reduction(op: OpOverload, along: OpOverload) -> None:
+    """A reduction over everything; `along` is the overload that reduces over dims or one dim."""
+    _register([op], "full reduction", lambda op: _full_reduction(along))
+
+
+def _full_reduction(along: OpOverload) -> Any:
+    takes_list = str(along._schema.arguments[1].type) not in ("int", "Optional[int]")
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        flat = level.expanded(args[0]).flatten(1) if args[0].dim() != 0 else level.expanded(args[0]).unsqueeze(1)
+        out = along(flat, [1] if takes_list else 1, *args[1:], **kwargs)
+        return out[0] if isinstance(out, (list, tuple)) else out
+
+    return run
+
+
+def sized(*ops: OpOverload) -> None:
+    """A size argument gives the result's shape; the lanes are prepended to it."""
+    _register(ops, "sized", _sized)
+
+
+def _sized(op: OpOverload) -> Any:
+    schema = op._schema
+    repeats = "repeat" in schema.name
+    pads = repeats or "expand" in schema.name
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        bound, kwargs = bind(op, args, kwargs)
+        value = level.expanded(bound[0])
+        span = 1
+        for position, arg in enumerate(schema.arguments[: len(bound)]):
+            given = bound[position]
+            if arg.name in _SIZE_NAMES and isinstance(given, (list, tuple)):
+                span = max(len(given), 1)
+                bound[position] = [1 if repeats else level.size, *given]
+                if pads and value.dim() - 1 < len(given):
+                    fill = [1] * (len(given) - value.dim() + 1)
+                    value = value.reshape(level.size, *fill, *value.shape[1:])
+            elif arg.name in _DIM_NAMES and isinstance(given, int):
+                bound[position] = shift_dim(given, span)
+        return op(value, *[map_tensors(level.expanded, arg) for arg in bound[1:]], **kwargs)
+
+    return run
+
+
+def folded(*ops: OpOverload) -> None:
+    """The operation has a batch dim of its own in front; the lanes are folded into it and taken out again."""
+    _register(ops, "folded", _folded)
+
+
+def _folded(op: OpOverload) -> Any:
+    schema = op._schema
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        operands = tensors_of(args, kwargs)
+        if any(operand.dim() < 2 for operand in operands):
+            return lane_loop(level, op, args, kwargs)
+        bound, kwargs = bind(op, args, kwargs)
+        for position, arg in enumerate(schema.arguments[: len(bound)]):
+            if arg.name in ("input_size", "self_size") and isinstance(bound[position], (list, tuple)):
+                first, *rest = bound[position]
+                bound[position] = [level.size * first, *rest]
+
+        def fold(tensor: Tensor) -> Tensor:
+            return level.expanded(tensor).flatten(0, 1)
+
+        out = op(*[map_tensors(fold, arg) for arg in bound], **{k: map_tensors(fold, v) for k, v in kwargs.items()})
+        return map_tensors(lambda t: t.unflatten(0, (level.size, t.shape[0] // max(level.size, 1))), out)
+
+    return run
+
+
+# --- decompositions, refusals, rules by hand ---------------------------------------------------------------------------
+
+
+def decompose(op: OpOverload, fn: Callable[..., Any] | None = None) -> None:
+    """The operation is a composition of others, in logical terms, on the same plane (torch's own if `fn` is None)."""
+    compose = decomposition_table[op] if fn is None else fn
+    BATCH_RULES.add(
+        op, Rule(op, lambda level, args, kwargs: compose(*args, **kwargs), "decomposed", same_plane=True)
+    )
+
+
+def refuse(op: OpOverload, why: str, instead: str, error: type[Exception] = TransformError) -> None:
+    """The operation has no meaning on lanes: raise, saying why and what to write instead."""
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        raise error(at_user_line(why, instead))
+
+    BATCH_RULES.add(op, Rule(op, run, "refused"))
+
+
+def batch_rule(*ops: OpOverload, guarded: bool = False) -> Callable[[Callable], Callable]:
+    """A rule by hand: `rule(lanes, *args, **kwargs)` with every tensor as `[B, *S]`, expanded where it has no lanes."""
+
+    def register(fn: Callable) -> Callable:
+        def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+            args, kwargs = replace_tensors(level.expanded, args, kwargs)
+            return fn(level.size, *args, **kwargs)
+
+        _register(ops, "by hand", lambda op: run, guarded=guarded)
+        return fn
+
+    return register
+
+
+def lane_rule(*ops: OpOverload, guarded: bool = False, raw: bool = False, same_plane: bool = False) -> Callable:
+    """A rule by hand that looks at which operands have lanes: `rule(level, *args, **kwargs)` with logical operands.
+
+    `level.mapped(t)` tells, `level.physical(t)` gives `[B, *S]` or `[*S]`, `level.expanded(t)` always `[B, *S]`.
+    """
+
+    def register(fn: Callable) -> Callable:
+        def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+            return fn(level, *args, **kwargs)
+
+        _register(ops, "by hand", lambda op: run, guarded=guarded, raw=raw, same_plane=same_plane)
+        return fn
+
+    return register

@@ -1,0 +1,70 @@
+"""Matrix products."""
+
+import torch
+
+from lanewise._rules.batch.families import decompose, lane_rule
+
+aten = torch.ops.aten
+
+
+@lane_rule(aten.mm.default)
+def mm(level, a, b):
+    """a [B, m, k] or [m, k], b [B, k, n] or [k, n] -> [B, m, n]"""
+    if not level.mapped(b):
+        left = a.value
+        lanes, rows, inner = left.shape
+        return torch.mm(left.reshape(lanes * rows, inner), b).view(lanes, rows, b.shape[1])
+    if not level.mapped(a):
+        return torch.matmul(a, b.value)
+    return torch.bmm(a.value, b.value)
+
+
+@lane_rule(aten.bmm.default)
+def bmm(level, a, b):
+    """a [B, N, m, k], b [B, N, k, n], either without B -> [B, N, m, n]"""
+    return torch.matmul(level.physical(a), level.physical(b))
+
+
+@lane_rule(aten.mv.default)
+def mv(level, a, v):
+    """a [B, m, k] or [m, k], v [B, k] or [k] -> [B, m]"""
+    if not level.mapped(a):
+        return torch.mm(v.value, a.t())
+    if not level.mapped(v):
+        return torch.matmul(a.value, v)
+    return torch.bmm(a.value, v.value.unsqueeze(2)).squeeze(2)
+
+
+@lane_rule(aten.dot.default)
+def dot(level, a, b):
+    """a [B, n] or [n], b [B, n] or [n] -> [B]"""
+    if not level.mapped(a):
+        return torch.mv(b.value, a)
+    if not level.mapped(b):
+        return torch.mv(a.value, b)
+    return (a.value * b.value).sum(1)
+
+
+@lane_rule(aten.vdot.default)
+def vdot(level, a, b):
+    """a [B, n] or [n], b [B, n] or [n] -> [B], the first conjugated"""
+    return (level.physical(a).conj() * level.physical(b)).sum(1)
+
+
+def scaled(x, factor):
+    """factor * x without an operation where the factor is one."""
+    return x if isinstance(factor, int | float) and factor == 1 else x * factor
+
+
+def added(bias, product, beta):
+    """beta * bias + product; as torch does, a beta of zero drops the bias, NaNs and all."""
+    if isinstance(beta, int | float) and beta == 0:
+        return product
+    return scaled(bias, beta) + product
+
+
+decompose(aten.addmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
+decompose(aten.addmv.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
+decompose(aten.baddbmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
+decompose(aten.addbmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled((a @ b).sum(0), alpha), beta))
+decompose(aten.addr.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a[:, None] * b, alpha), beta))

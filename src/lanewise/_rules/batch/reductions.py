@@ -1,0 +1,67 @@
+"""Reductions, scans and other operations along dims that their arguments name."""
+
+import torch
+
+from lanewise._rules.batch.families import along_dims, full_reduction, lane_rule, shift_dims
+
+aten = torch.ops.aten
+
+along_dims(
+    aten._log_softmax.default,
+    aten._log_softmax_backward_data.default,
+    aten._safe_softmax.default,
+    aten._softmax.default,
+    aten._softmax_backward_data.default,
+    aten.all.dim,
+    aten.all.dims,
+    aten.amax.default,
+    aten.amin.default,
+    aten.any.dim,
+    aten.any.dims,
+    aten.cummax.default,
+    aten.cummin.default,
+    aten.cumprod.default,
+    aten.cumprod_.default,
+    aten.cumsum.default,
+    aten.cumsum_.default,
+    aten.glu.default,
+    aten.glu_backward.default,
+    aten.glu_jvp.default,
+    aten.kthvalue.default,
+    aten.linalg_vector_norm.default,
+    aten.logcumsumexp.default,
+    aten.max.dim,
+    aten.mean.dim,
+    aten.median.dim,
+    aten.min.dim,
+    aten.mode.default,
+    aten.nanmedian.dim,
+    aten.nansum.default,
+    aten.norm.ScalarOpt_dim,
+    aten.norm.ScalarOpt_dim_dtype,
+    aten.prod.dim_int,
+    aten.std.correction,
+    aten.std_mean.correction,
+    aten.sum.dim_IntList,
+    aten.topk.default,
+    aten.var.correction,
+    aten.var_mean.correction,
+)
+full_reduction(aten.all.default, aten.all.dim)
+full_reduction(aten.any.default, aten.any.dim)
+full_reduction(aten.max.default, aten.amax.default)
+full_reduction(aten.mean.default, aten.mean.dim)
+full_reduction(aten.median.default, aten.median.dim)
+full_reduction(aten.min.default, aten.amin.default)
+full_reduction(aten.nanmedian.default, aten.nanmedian.dim)
+full_reduction(aten.prod.default, aten.prod.dim_int)
+full_reduction(aten.sum.default, aten.sum.dim_IntList)
+
+
+@lane_rule(aten.count_nonzero.default)
+def count_nonzero(level, x, dim=None):
+    """x [B, *S] -> [B, *S without dim]"""
+    counted = x.value != 0
+    if x.dim() == 0:
+        return counted.to(torch.int64)
+    return counted.sum(list(range(1, x.dim() + 1)) if dim is None else shift_dims(dim, x.dim()))

@@ -1,0 +1,142 @@
+"""Views: the result shares storage with the operand on the plane below just as on this one."""
+
+import torch
+
+from lanewise._core.batch import BatchLevel, refit_in_place
+from lanewise._rules.batch.families import along_dims, lane_rule, leading, shift_dims, sized
+
+aten = torch.ops.aten
+
+along_dims(
+    aten.diagonal.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.transpose.int,
+    aten.unbind.int,
+    aten.unsqueeze.default,
+)
+leading(aten.view_as_complex.default)
+sized(aten._unsafe_view.default, aten.expand.default)
+
+
+@lane_rule(aten.view.default)
+def view(level, x, size):
+    """x [B, *S] -> [B, *size]"""
+    return x.value.view(level.size, *(_known_sizes(x, size) if level.size == 0 else size))
+
+
+@lane_rule(aten._reshape_alias.default)
+def reshape_alias(level, x, size, stride):
+    """x [B, *S] -> [B, *size]"""
+    return x.value.view(level.size, *size)
+
+
+def _known_sizes(x, size):
+    """A size with its -1 worked out, which zero lanes leave ambiguous."""
+    known = 1
+    for extent in size:
+        known *= extent if extent != -1 else 1
+    return [x.numel() // max(known, 1) if extent == -1 else extent for extent in size]
+
+
+@lane_rule(aten.permute.default)
+def permute(level, x, dims):
+    """x [B, *S] -> [B, *S permuted]"""
+    return x.value.permute(0, *(shift_dims(dims, x.dim()) if dims else ()))
+
+
+@lane_rule(aten.t.default)
+def t(level, x):
+    """x [B, m, n] -> [B, n, m]; x [B, n] or [B] stays"""
+    return x.value.transpose(1, 2) if x.dim() == 2 else x.value.view(x.value.shape)
+
+
+@lane_rule(aten.squeeze.default)
+def squeeze(level, x):
+    """x [B, *S] -> [B, *S without 1s]"""
+    dims = [dim + 1 for dim, extent in enumerate(x.shape) if extent == 1]
+    return x.value.squeeze(dims) if dims else x.value.view(x.value.shape)
+
+
+@lane_rule(aten.squeeze.dim)
+def squeeze_dim(level, x, dim):
+    """x [B, *S] -> [B, *S without dim]"""
+    dims = shift_dims(dim, max(x.dim(), 1))
+    return x.value.squeeze(dims) if x.dim() else x.value.view(x.value.shape)
+
+
+@lane_rule(aten.squeeze.dims)
+def squeeze_dims(level, x, dim):
+    """x [B, *S] -> [B, *S without dims]"""
+    dims = shift_dims(dim, max(x.dim(), 1)) if dim else []
+    return x.value.squeeze(dims) if x.dim() and dims else x.value.view(x.value.shape)
+
+
+@lane_rule(aten.alias.default)
+def alias(level, x):
+    """x [B, *S] -> the same"""
+    return x.value.view(x.value.shape)
+
+
+@lane_rule(aten.detach.default, raw=True)
+def detach(level, x):
+    """Cuts this plane only: autograd takes saved tensors out through it, and the plane below must keep its history."""
+    return level.wrap(x.value) if x.mapped else level.adopt(x.value, None)
+
+
+@lane_rule(aten._conj.default)
+def conj(level, x):
+    """x [B, *S] -> its lazy conjugate"""
+    return torch.conj(x.value)
+
+
+@lane_rule(aten._neg_view.default)
+def neg_view(level, x):
+    """x [B, *S] -> its lazy negative"""
+    return torch._neg_view(x.value)
+
+
+@lane_rule(aten.view_as_real.default)
+def view_as_real(level, x):
+    """x [B, *S] complex -> [B, *S, 2]"""
+    return torch.view_as_real(x.value.resolve_conj())
+
+
+@lane_rule(aten.view.dtype)
+def view_dtype(level, x, dtype):
+    """x [B, *S] -> its bits as another dtype"""
+    if x.dim() == 0:
+        return x.value.unsqueeze(1).view(dtype).squeeze(1)
+    return x.value.view(dtype)
+
+
+@lane_rule(aten.unfold.default)
+def unfold(level, x, dimension, size, step):
+    """x [B, *S] -> [B, *S windows, size]"""
+    if x.dim() == 0:
+        return x.value.unsqueeze(1).unfold(1, size, step).squeeze(1)
+    return x.value.unfold(shift_dims(dimension, x.dim()), size, step)
+
+
+_TWINS = {
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.detach_.default: aten.detach.default,
+}
+
+
+def _refit_with(func, twin):
+    @lane_rule(func, raw=True, same_plane=True)
+    def refit(level: BatchLevel, *args, **kwargs):
+        return refit_in_place(level, func, args, kwargs, twin)
+
+
+for _func, _twin in _TWINS.items():
+    _refit_with(_func, _twin)

@@ -1,0 +1,94 @@
+"""Every private torch name the package uses, in one place, each with why and what its loss would mean.
+
+Nothing here belongs to torch's own transform engine; the one name that mentions it only asks whether it is running.
+"""
+
+import torch
+import torch._decomp
+import torch.autograd.forward_ad
+import torch.autograd.function
+import torch.nn.modules.batchnorm
+import torch.nn.utils.parametrize
+import torch.utils._mode_utils
+import torch.utils._python_dispatch
+import torch.utils._pytree
+
+# Flattening of containers. Also the registry where users' own containers are known; without it: optree or our own.
+pytree = torch.utils._pytree
+
+# Makes the wrapper tensors of a plane. Documented for tensor subclasses, private in name; without it there is no engine.
+make_wrapper = torch.Tensor._make_wrapper_subclass
+
+# Turns `__torch_function__` off for the wrappers, so that a call reaches the dispatcher directly (saves ~1 us a call).
+disabled_torch_function = torch._C._disabled_torch_function_impl
+
+# Thread-local dispatch state: read when a level opens and put back when a rule enters the plane below. Without them
+# an inner operation would run with autograd switched off, and composite operations would arrive undecomposed.
+ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
+IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
+ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
+tls_include_set = torch._C._dispatch_tls_local_include_set
+tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
+tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+DispatchKey = torch._C.DispatchKey
+DispatchKeySet = torch._C.DispatchKeySet
+has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
+
+# A dispatch key that torch keeps for its own tests and nothing else uses; while a transform runs it is switched on, so
+# that kernels registered on it see the factories. Without it: a TorchFunctionMode (0.6-2 us for every call).
+FACTORY_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
+FACTORY_KEY_NAME = "TESTING_ONLY_GenericMode"
+FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
+ADINPLACE_OR_VIEW_KEY = torch._C._parse_dispatch_key("ADInplaceOrView")
+
+# Grad mode without the cost of the public context managers (0.05 us against 1 us); plain setters otherwise.
+is_grad_enabled = torch.is_grad_enabled
+set_grad_enabled = torch._C._set_grad_enabled
+is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
+
+# True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+# Number of active TorchDispatchModes, and the means to set them aside and back. Without them, modes would see wrappers.
+dispatch_mode_count = torch._C._len_torch_dispatch_stack
+pop_dispatch_mode = torch.utils._python_dispatch._pop_mode
+push_dispatch_mode = torch.utils._python_dispatch._push_mode
+
+# Which backward is running in this thread (-1: none): a wrapper of an ended level is in order inside a backward only.
+current_graph_task_id = torch._C._current_graph_task_id
+
+# Lets an in-place view operation change the metadata of a wrapper itself instead of dispatching to the plane.
+no_dispatch = torch.utils._mode_utils.no_dispatch
+
+# Says whether torch's own transforms are active, to refuse the mixture; never used to drive them.
+peer_engine_active = torch._C._are_functorch_transforms_active
+
+# torch's table of decompositions, read for a vetted list of operations only.
+decomposition_table = torch._decomp.decomposition_table
+
+# The live level of native forward-mode differentiation (-1: none).
+forward_ad = torch.autograd.forward_ad
+
+
+def forward_level() -> int:
+    """The current native forward-mode level, -1 if none."""
+    return forward_ad._current_level
+
+
+# The base of every autograd.Function; its `setup_context` tells new-style Functions from old-style ones.
+single_level_setup_context = torch.autograd.function._SingleLevelFunction.setup_context
+
+# The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.
+BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
+
+
+def forget_parametrized(owner: torch.nn.Module, name: str) -> None:
+    """Drop a tensor that `parametrize.cached()` keeps, so that a tensor given in its place is seen, and later is not."""
+    torch.nn.utils.parametrize._cache.pop((id(owner), name), None)
+
+
+# Autocast keys are left out below every plane: a value is cast once, on the plane where the user's code runs.
+AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
+for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
+    if hasattr(DispatchKey, f"Autocast{_name}"):
+        AUTOCAST_KEYS = AUTOCAST_KEYS | DispatchKeySet(getattr(DispatchKey, f"Autocast{_name}"))

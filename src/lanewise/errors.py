@@ -1,0 +1,97 @@
+"""What the library raises and warns about. Each class derives from the type that torch raises for the same mistake."""
+
+import linecache
+import os
+import sys
+import traceback
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class LanewiseError(Exception):
+    """Base of all errors of this library, so that `except lanewise.errors.LanewiseError` catches them all."""
+
+
+class ArgumentError(LanewiseError, ValueError):
+    """An argument of a transform, or of the mapped function, does not fit.
+
+    Cause: `vmap(f, in_dims=1)(torch.ones(3))`, where dim 1 does not exist.
+    Mended: `vmap(f, in_dims=0)(torch.ones(3))`.
+    """
+
+
+class TransformError(LanewiseError, RuntimeError):
+    """A transform cannot do what the function asks of it.
+
+    Cause: `grad(lambda x: x * 2)(torch.ones(3))`, whose output is not a scalar.
+    Mended: `grad(lambda x: (x * 2).sum())(torch.ones(3))`.
+    """
+
+
+class LaneValueError(LanewiseError, RuntimeError):
+    """A Python value was asked of a tensor that differs from lane to lane.
+
+    Cause: `vmap(lambda x: x.item())(xs)`.
+    Mended: `vmap(lambda x: x)(xs)`, keeping the value in a tensor.
+    """
+
+
+class RandomnessError(LanewiseError, RuntimeError):
+    """A random operation was called where the transform's `randomness` does not allow it.
+
+    Cause: `vmap(lambda x: x + torch.rand(2))(xs)`.
+    Mended: `vmap(lambda x: x + torch.rand(2), randomness="different")(xs)`.
+    """
+
+
+class CapturedWriteError(LanewiseError, RuntimeError):
+    """A value that differs from lane to lane would be written into a tensor without lanes.
+
+    Cause: `total = torch.zeros(3)` outside, `vmap(lambda x: total.add_(x))(xs)`.
+    Mended: `total = vmap(lambda x: x)(xs).sum(0)`.
+    """
+
+
+class EscapedTensorError(LanewiseError, RuntimeError):
+    """A lane tensor was used after the transform that made it had ended.
+
+    Cause: `kept = []`, `vmap(lambda x: kept.append(x) or x)(xs)`, then `kept[0] + 1`.
+    Mended: return the value from the mapped function.
+    """
+
+
+class SlowPathWarning(UserWarning):
+    """An operation without a batching rule ran once per lane. Raised once per operation; the numbers are right."""
+
+
+def user_frame() -> traceback.FrameSummary | None:
+    """The innermost frame outside this package and torch: the line the user wrote."""
+    frame = sys._getframe(1)
+    torch_dir = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, torch_dir, "<frozen")):
+            return traceback.FrameSummary(
+                name, frame.f_lineno, frame.f_code.co_name, line=linecache.getline(name, frame.f_lineno).strip()
+            )
+        frame = frame.f_back
+    return None
+
+
+def user_line() -> str:
+    """`file:line: code` of the innermost user frame, or an empty string."""
+    where = user_frame()
+    if where is None:
+        return ""
+    return f"{where.filename}:{where.lineno}: {where.line}" if where.line else f"{where.filename}:{where.lineno}"
+
+
+def at_user_line(text: str, instead: str = "") -> str:
+    """`text`, the user's line, and what to write instead, as one message."""
+    parts = [text]
+    line = user_line()
+    if line:
+        parts.append(f"  at {line}")
+    if instead:
+        parts.append("Write instead:\n" + "\n".join("  " + row for row in instead.splitlines()))
+    return "\n".join(parts)
