@@ -29,7 +29,6 @@ IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 tls_include_set = torch._C._dispatch_tls_local_include_set
 tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
-tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -39,7 +38,6 @@ has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 FACTORY_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
 FACTORY_KEY_NAME = "TESTING_ONLY_GenericMode"
 FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
-ADINPLACE_OR_VIEW_KEY = torch._C._parse_dispatch_key("ADInplaceOrView")
 
 # Grad mode without the cost of the public context managers (0.05 us against 1 us); plain setters otherwise.
 is_grad_enabled = torch.is_grad_enabled
@@ -56,6 +54,9 @@ push_dispatch_mode = torch.utils._python_dispatch._push_mode
 
 # Which backward is running in this thread (-1: none): a wrapper of an ended level is in order inside a backward only.
 current_graph_task_id = torch._C._current_graph_task_id
+
+# Makes a kernel that reads the memory of a wrapper raise instead of reading nowhere.
+forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 
 # Lets an in-place view operation change the metadata of a wrapper itself instead of dispatching to the plane.
 no_dispatch = torch.utils._mode_utils.no_dispatch

@@ -23,6 +23,7 @@ from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
     dispatch_mode_count,
+    forbid_data_pointer,
     forward_ad,
     is_any_autocast_enabled,
     is_grad_enabled,
@@ -75,6 +76,7 @@ class BatchLevel(Level):
         out = new_wrapper(BatchTensor, value, value.shape, value.stride())
         out.value = value
         out.level = self
+        forbid_data_pointer(out)
         out.mapped = False
         out.origin = origin
         return out

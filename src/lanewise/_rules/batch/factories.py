@@ -3,7 +3,7 @@
 import torch
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import adopt_results_of
+from lanewise._core.factories import adopt_results_of, keep_factories_plain_inside
 from lanewise._rules.batch.families import lane_rule, pointwise
 
 aten = torch.ops.aten
@@ -16,6 +16,7 @@ adopt_results_of(
     aten.eye.m,
     aten.full.default,
     aten.full_like.default,
+    aten.lift_fresh.default,
     aten.linspace.default,
     aten.logspace.default,
     aten.new_full.default,
@@ -27,7 +28,72 @@ adopt_results_of(
     aten.zeros.default,
     aten.zeros_like.default,
 )
-adopt_results_of(aten.lift_fresh.default, inside_binding=True)
+
+# Found by running torch's op_db with the factory routing switched on and counting calls from inside each kernel.
+keep_factories_plain_inside(
+    aten._adaptive_avg_pool3d_backward.default,
+    aten._batch_norm_with_update.default,
+    aten._chunk_cat.default,
+    aten._ctc_loss_backward.Tensor,
+    aten._ctc_loss_backward.default,
+    aten._embedding_bag_backward.default,
+    aten._histogramdd_from_bin_cts.default,
+    aten._histogramdd_from_bin_tensors.default,
+    aten._linalg_det.default,
+    aten._linalg_eigh.default,
+    aten._linalg_slogdet.default,
+    aten._native_batch_norm_legit.default,
+    aten._safe_softmax.default,
+    aten._segment_reduce_backward.default,
+    aten._trilinear.default,
+    aten._unique.default,
+    aten._unique2.default,
+    aten._upsample_nearest_exact1d.default,
+    aten.batch_norm_backward.default,
+    aten.bincount.default,
+    aten.block_diag.default,
+    aten.cholesky_inverse.default,
+    aten.cholesky_solve.default,
+    aten.diag_embed.default,
+    aten.diagonal_backward.default,
+    aten.embedding_dense_backward.default,
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.default,
+    aten.histc.default,
+    aten.histogram.bin_ct,
+    aten.histogram.bins_tensor,
+    aten.huber_loss_backward.default,
+    aten.index_reduce.default,
+    aten.isin.Tensor_Tensor,
+    aten.isinf.default,
+    aten.linalg_eig.default,
+    aten.linalg_lstsq.default,
+    aten.linalg_lu.default,
+    aten.linalg_matrix_exp.default,
+    aten.linalg_pinv.atol_rtol_tensor,
+    aten.linspace.Scalar_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Tensor_Tensor,
+    aten.logspace.Scalar_Tensor,
+    aten.logspace.Tensor_Scalar,
+    aten.logspace.Tensor_Tensor,
+    aten.lu_unpack.default,
+    aten.masked_scatter_backward.default,
+    aten.mse_loss_backward.default,
+    aten.multilabel_margin_loss_backward.default,
+    aten.native_batch_norm.default,
+    aten.native_batch_norm_backward.default,
+    aten.nll_loss2d_backward.default,
+    aten.repeat.default,
+    aten.replication_pad2d_backward.default,
+    aten.select_backward.default,
+    aten.slice_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.unfold_backward.default,
+    aten.upsample_nearest1d.default,
+)
 
 pointwise(
     aten.empty_like.default,

@@ -112,7 +112,7 @@ def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
 
 def along_dims(*ops: OpOverload) -> None:
     """The operation works along dims that its arguments name; they are one further right below."""
-    _register(ops, "along dims", _along_dims)
+    _register(ops, "along dims", _along_dims, guarded=True)
 
 
 def _along_dims(op: OpOverload) -> Any:
@@ -185,7 +185,7 @@ def shift_dim(dim: int, span: int) -> int:
 
 def leading(*ops: OpOverload) -> None:
     """The operation takes any number of leading dims; all operands get the lanes in front."""
-    _register(ops, "leading", _leading)
+    _register(ops, "leading", _leading, guarded=True)
 
 
 def _leading(op: OpOverload) -> Any:
@@ -198,7 +198,7 @@ def _leading(op: OpOverload) -> Any:
 
 def full_reduction(op: OpOverload, along: OpOverload) -> None:
     """A reduction over everything; `along` is the overload that reduces over dims or one dim."""
-    _register([op], "full reduction", lambda op: _full_reduction(along))
+    _register([op], "full reduction", lambda op: _full_reduction(along), guarded=True)
 
 
 def _full_reduction(along: OpOverload) -> Any:
@@ -214,7 +214,7 @@ def _full_reduction(along: OpOverload) -> Any:
 
 def sized(*ops: OpOverload) -> None:
     """A size argument gives the result's shape; the lanes are prepended to it."""
-    _register(ops, "sized", _sized)
+    _register(ops, "sized", _sized, guarded=True)
 
 
 def _sized(op: OpOverload) -> Any:
@@ -243,7 +243,7 @@ def _sized(op: OpOverload) -> Any:
 
 def folded(*ops: OpOverload) -> None:
     """The operation has a batch dim of its own in front; the lanes are folded into it and taken out again."""
-    _register(ops, "folded", _folded)
+    _register(ops, "folded", _folded, guarded=True)
 
 
 def _folded(op: OpOverload) -> Any:
@@ -288,7 +288,7 @@ def refuse(op: OpOverload, why: str, instead: str, error: type[Exception] = Tran
     BATCH_RULES.add(op, Rule(op, run, "refused"))
 
 
-def batch_rule(*ops: OpOverload, guarded: bool = False) -> Callable[[Callable], Callable]:
+def batch_rule(*ops: OpOverload, guarded: bool = True) -> Callable[[Callable], Callable]:
     """A rule by hand: `rule(lanes, *args, **kwargs)` with every tensor as `[B, *S]`, expanded where it has no lanes."""
 
     def register(fn: Callable) -> Callable:
@@ -302,7 +302,7 @@ def batch_rule(*ops: OpOverload, guarded: bool = False) -> Callable[[Callable], 
     return register
 
 
-def lane_rule(*ops: OpOverload, guarded: bool = False, raw: bool = False, same_plane: bool = False) -> Callable:
+def lane_rule(*ops: OpOverload, guarded: bool = True, raw: bool = False, same_plane: bool = False) -> Callable:
     """A rule by hand that looks at which operands have lanes: `rule(level, *args, **kwargs)` with logical operands.
 
     `level.mapped(t)` tells, `level.physical(t)` gives `[B, *S]` or `[*S]`, `level.expanded(t)` always `[B, *S]`.

@@ -7,7 +7,7 @@ from lanewise._rules.batch.families import decompose, lane_rule
 aten = torch.ops.aten
 
 
-@lane_rule(aten.mm.default)
+@lane_rule(aten.mm.default, guarded=False)
 def mm(level, a, b):
     """a [B, m, k] or [m, k], b [B, k, n] or [k, n] -> [B, m, n]"""
     if not level.mapped(b):
@@ -19,13 +19,13 @@ def mm(level, a, b):
     return torch.bmm(a.value, b.value)
 
 
-@lane_rule(aten.bmm.default)
+@lane_rule(aten.bmm.default, guarded=False)
 def bmm(level, a, b):
     """a [B, N, m, k], b [B, N, k, n], either without B -> [B, N, m, n]"""
     return torch.matmul(level.physical(a), level.physical(b))
 
 
-@lane_rule(aten.mv.default)
+@lane_rule(aten.mv.default, guarded=False)
 def mv(level, a, v):
     """a [B, m, k] or [m, k], v [B, k] or [k] -> [B, m]"""
     if not level.mapped(a):
@@ -35,7 +35,7 @@ def mv(level, a, v):
     return torch.bmm(a.value, v.value.unsqueeze(2)).squeeze(2)
 
 
-@lane_rule(aten.dot.default)
+@lane_rule(aten.dot.default, guarded=False)
 def dot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B]"""
     if not level.mapped(a):
@@ -45,7 +45,7 @@ def dot(level, a, b):
     return (a.value * b.value).sum(1)
 
 
-@lane_rule(aten.vdot.default)
+@lane_rule(aten.vdot.default, guarded=False)
 def vdot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B], the first conjugated"""
     return (level.physical(a).conj() * level.physical(b)).sum(1)
