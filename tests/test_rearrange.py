@@ -74,7 +74,7 @@ def test_gradient_goes_back_to_its_place():
         for b in range(2):
             for c in range(3):
                 expected[2 * a + b, c] = weights[b, 2 * c + a]
-    assert torch.equal(x.grad, expected)
+    assert x.grad is not None and torch.equal(x.grad, expected)
 
 
 @pytest.mark.parametrize(
