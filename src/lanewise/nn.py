@@ -229,7 +229,7 @@ class _Slot:
 
 
 def _slots(module: nn.Module, values: dict[str, Tensor]) -> dict[str, _Slot]:
-    """The slot of each name; names of one slot (a submodule shared under two names) get the same one."""
+    """The slot of each name. A submodule shared under two names has one place under both, for one value."""
     slots: dict[str, _Slot] = {}
     first_names: dict[tuple[int, str], str] = {}
     for name, value in values.items():
@@ -245,7 +245,7 @@ def _slots(module: nn.Module, values: dict[str, Tensor]) -> dict[str, _Slot]:
                 f"functional_call got multiple values for keys {sorted([first, name])}, which are one tensor of a "
                 "submodule that stands in the module under two names. Give one of them"
             )
-        slots[name] = slots[first] if first != name else _Slot(owner, attribute)
+        slots[name] = _Slot(owner, attribute)
     return slots
 
 
