@@ -18,16 +18,14 @@ from lanewise._core.plane import (
     sync,
     wrap_unlifted,
     written_arguments,
+    written_results,
 )
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
-    ForceDispatchKeyGuard,
     dispatch_mode_count,
     forbid_data_pointer,
     forward_ad,
     is_any_autocast_enabled,
-    is_grad_enabled,
-    set_grad_enabled,
 )
 from lanewise.errors import CapturedWriteError, RandomnessError, at_user_line
 
@@ -81,6 +79,10 @@ class BatchLevel(Level):
         out.origin = origin
         return out
 
+    def alias(self, tensor: BatchTensor) -> BatchTensor:
+        """The same value in a new wrapper, without history on this plane."""
+        return self.wrap(tensor.value) if tensor.mapped else self.adopt(tensor.value, tensor.origin)
+
     def owns(self, tensor: Any) -> bool:
         """Whether `tensor` is of this level (mapped or uniform)."""
         return type(tensor) is BatchTensor and tensor.level is self
@@ -132,25 +134,10 @@ class BatchLevel(Level):
             return rule.run(self, args, kwargs)
         if rule.mutates and not rule.raw:
             self._check_written(func, args, kwargs)
-        if (
-            direct
-            and forward_ad._current_level < 0
-            and not is_any_autocast_enabled()
-            and not dispatch_mode_count()
-        ):
+        if direct and forward_ad._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
             out = rule.run(self, args, kwargs)
         else:
-            now = is_grad_enabled()
-            want = (self.grad_mode and now) if self.pinned is None else self.pinned
-            with ForceDispatchKeyGuard(self.include, self.exclude):
-                if want == now:
-                    out = rule.run(self, args, kwargs)
-                else:
-                    set_grad_enabled(want)
-                    try:
-                        out = rule.run(self, args, kwargs)
-                    finally:
-                        set_grad_enabled(now)
+            out = self.below(rule.run, self, args, kwargs)
         if rule.raw:
             return out
         if rule.mutates:
@@ -237,15 +224,6 @@ class BatchLevel(Level):
 
 def _copy_for_lanes(value: Tensor, size: int) -> Tensor:
     return value.unsqueeze(0).expand(size, *value.shape).clone(memory_format=torch.contiguous_format)
-
-
-def written_results(func: Any, args: tuple, kwargs: dict) -> Any:
-    """What an in-place operation returns: the arguments that it wrote to."""
-    returns = func._schema.returns
-    if not returns:
-        return None
-    written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
-    return written[0] if len(returns) == 1 else tuple(written)
 
 
 def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:

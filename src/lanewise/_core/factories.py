@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lanewise._core.level import top_level
+from lanewise._core.level import current_level
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
     FACTORY_KEY_NAME,
@@ -45,7 +45,7 @@ def _route(op: OpOverload, kernel: Any) -> None:
 def _factory_kernel(op: OpOverload) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-            level = top_level()
+            level = current_level()
             if level is None or any(isinstance(operand, Plane) for operand in tensors_of(args, kwargs)):
                 return op(*args, **kwargs)
             return level.factory(op, args, kwargs)

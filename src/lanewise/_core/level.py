@@ -22,6 +22,8 @@ _order = itertools.count(1)
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.levels: list[Level] = []
+        # The level whose plane the running code is on: the innermost, or a lower one while a rule runs below.
+        self.here: Level | None = None
 
 
 _stack = _Stack()
@@ -35,10 +37,11 @@ class Level:
         include, exclude: Dispatch state of the plane below, as it was when the level opened.
         grad_mode: Grad mode when the level opened.
         pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
+        parent: The level of the plane below, None if that is plain torch.
         alive: False once the transform has ended.
     """
 
-    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "alive", "_factories", "__weakref__")
+    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "parent", "alive", "_factories", "__weakref__")
 
     def __init__(self) -> None:
         self.order = next(_order)
@@ -46,10 +49,12 @@ class Level:
         self.exclude = tls_exclude_set() | AUTOCAST_KEYS
         self.grad_mode = is_grad_enabled()
         self.pinned: bool | None = None
+        self.parent = _stack.here
         self.alive = True
 
     def __enter__(self) -> "Level":
         _stack.levels.append(self)
+        _stack.here = self
         self._factories = IncludeDispatchKeyGuard(FACTORY_KEY)
         self._factories.__enter__()
         return self
@@ -59,23 +64,24 @@ class Level:
         del self._factories
         self.alive = False
         _stack.levels.remove(self)
-
-    def grad_below(self) -> bool:
-        """Grad mode that operations of the plane below run under."""
-        return (self.grad_mode and is_grad_enabled()) if self.pinned is None else self.pinned
+        _stack.here = self.parent
 
     def below(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call `run(*args)` in the plane below: its dispatch state and its grad mode."""
+        """Call `run(*args)` in the plane below: its dispatch state, its grad mode, its level for factories."""
         now = is_grad_enabled()
         want = (self.grad_mode and now) if self.pinned is None else self.pinned
-        with ForceDispatchKeyGuard(self.include, self.exclude):
-            if want == now:
+        if want == now and self.parent is None:
+            with ForceDispatchKeyGuard(self.include, self.exclude):
                 return run(*args)
-            set_grad_enabled(want)
-            try:
+        here = _stack.here
+        _stack.here = self.parent
+        set_grad_enabled(want)
+        try:
+            with ForceDispatchKeyGuard(self.include, self.exclude):
                 return run(*args)
-            finally:
-                set_grad_enabled(now)
+        finally:
+            set_grad_enabled(now)
+            _stack.here = here
 
     def interpret(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
@@ -91,9 +97,9 @@ def live_levels() -> list[Level]:
     return list(_stack.levels)
 
 
-def top_level() -> Level | None:
-    """The innermost level open on this thread, or None."""
-    return _stack.levels[-1] if _stack.levels else None
+def current_level() -> Level | None:
+    """The level whose plane the running code is on, None for plain torch."""
+    return _stack.here
 
 
 class pin_grad_mode:

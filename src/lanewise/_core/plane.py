@@ -175,3 +175,12 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 def argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
     """The argument of that position and name, or None where the default stands."""
     return args[position] if position < len(args) else kwargs.get(name)
+
+
+def written_results(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What an in-place operation returns: the arguments that it wrote to."""
+    returns = func._schema.returns
+    if not returns:
+        return None
+    written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
+    return written[0] if len(returns) == 1 else tuple(written)

@@ -43,7 +43,9 @@ def broadcast_prefix(prefix: Any, tree: Any, is_prefix_leaf: Callable[[Any], boo
     prefix_items, prefix_spec = pytree.tree_flatten(prefix, is_leaf=lambda node: node is not prefix)
     tree_items, tree_spec = pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
     if prefix_spec != tree_spec or (not prefix_items and flatten(tree)[0]):
-        same_size = isinstance(prefix, (list, tuple)) and isinstance(tree, (list, tuple)) and type(tree) in (list, tuple)
+        same_size = (
+            isinstance(prefix, (list, tuple)) and isinstance(tree, (list, tuple)) and type(tree) in (list, tuple)
+        )
         if not same_size or len(prefix_items) != len(tree_items):
             return None
     entries: list = []

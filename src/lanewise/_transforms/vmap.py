@@ -13,7 +13,9 @@ from lanewise._core.trees import broadcast_prefix, flatten, unflatten
 from lanewise.errors import ArgumentError
 
 
-def vmap(func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size=None) -> Callable:
+def vmap(
+    func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size=None
+) -> Callable:
     """Map `func` over a dimension of its arguments.
 
     >>> import torch
@@ -54,9 +56,7 @@ def leave(level: BatchLevel, out: Any, out_dims: Any) -> Any:
     leaves, spec = flatten(out)
     dims = broadcast_prefix(out_dims, out, lambda entry: entry is None or isinstance(entry, int))
     assert dims is not None
-    return unflatten(
-        [level.below(leave_leaf, level, leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)], spec
-    )
+    return unflatten([level.below(leave_leaf, level, leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)], spec)
 
 
 def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None) -> Any:

@@ -86,6 +86,12 @@ def detach(level, x):
     return level.wrap(x.value) if x.mapped else level.adopt(x.value, None)
 
 
+@lane_rule(aten._make_dual.default, aten._fw_primal.default)
+def native_primal(level, x, *rest):
+    """Native forward mode on this plane takes an alias; the tangent hangs on the wrapper."""
+    return x.value.view(x.value.shape)
+
+
 @lane_rule(aten._conj.default)
 def conj(level, x):
     """x [B, *S] -> its lazy conjugate"""

@@ -1,0 +1,3 @@
+"""The forward rules. Importing this package registers them."""
+
+from lanewise._rules.jvp import inplace, pointwise, reductions, views  # noqa: F401

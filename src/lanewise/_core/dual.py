@@ -1,0 +1,200 @@
+"""The dual plane: a primal and a tangent, and how an operation carries tangents forward."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.level import Level
+from lanewise._core.missing import functional_twin
+from lanewise._core.native import native_jvp
+from lanewise._core.plane import (
+    Plane,
+    argument,
+    lift,
+    map_tensors,
+    new_wrapper,
+    replace_tensors,
+    sync,
+    wrap_unlifted,
+    written_arguments,
+    written_results,
+)
+from lanewise._core.rules import Rule, RuleTable
+from lanewise._torch_compat import forbid_data_pointer
+from lanewise.errors import CapturedWriteError, at_user_line
+
+JVP_RULES = RuleTable()
+
+
+class DualTensor(Plane):
+    """A primal `value` and its `tangent`, both `[*S]` in the plane below; a tangent of None is zero."""
+
+    __slots__ = ("tangent",)
+    tangent: Tensor | None
+
+
+class DualLevel(Level):
+    """The level of one `jvp`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"jvp level {self.order}"
+
+    def wrap(self, value: Tensor, tangent: Tensor) -> DualTensor:
+        """A primal and its tangent -> one tensor of this plane."""
+        out = new_wrapper(DualTensor, value, value.shape, value.stride())
+        out.value = value
+        out.tangent = tangent
+        out.level = self
+        return out
+
+    def adopt(self, value: Tensor, origin: tuple | None = None) -> DualTensor:
+        """A value without a tangent, which may get one when something is written into it."""
+        out = new_wrapper(DualTensor, value, value.shape, value.stride())
+        forbid_data_pointer(out)
+        out.value = value
+        out.tangent = None
+        out.level = self
+        out.origin = origin
+        return out
+
+    def alias(self, tensor: DualTensor) -> DualTensor:
+        """The same value in a new wrapper, without history on this plane."""
+        if tensor.tangent is None:
+            return self.adopt(tensor.value, tensor.origin)
+        return self.wrap(tensor.value, tensor.tangent)
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is of this level, with a tangent or not."""
+        return type(tensor) is DualTensor and tensor.level is self
+
+    def primal(self, tensor: Tensor) -> Tensor:
+        """The value of the plane below."""
+        return tensor.value if type(tensor) is DualTensor and tensor.level is self else tensor
+
+    def tangent(self, tensor: Any) -> Tensor | None:
+        """The tangent, or None where it is zero."""
+        return tensor.tangent if type(tensor) is DualTensor and tensor.level is self else None
+
+    def lifted(self, wrapper: DualTensor) -> bool:
+        return wrapper.tangent is not None
+
+    def lift(self, wrapper: DualTensor) -> None:
+        """Give a tensor without a tangent one of zeros."""
+        wrapper.tangent = self.below(torch.zeros_like, wrapper.value)
+
+    def copy_slots(self, wrapper: DualTensor, like: DualTensor) -> None:
+        wrapper.value = like.value
+        wrapper.tangent = like.tangent
+        if like.tangent is None:
+            wrapper.origin = like.origin
+
+    def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        """A tensor made inside the function: without a tangent until one is written into it."""
+        out = self.below(lambda: op(*args, **kwargs))
+        return out if op._schema.is_mutable else map_tensors(self.adopt, out)
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        active = False
+        for operand in operands:
+            if type(operand) is DualTensor and operand.level is self:
+                if operand.tangent is None:
+                    sync(operand)
+                if operand.tangent is not None:
+                    active = True
+        rule = JVP_RULES.get(func)
+        if rule is None:
+            rule = find_jvp_rule(func)
+        if rule.same_plane:
+            return rule.run(self, args, kwargs)
+        if not active:
+            return self._run_unlifted(func, args, kwargs)
+        if rule.raw:
+            return self.below(rule.run, self, args, kwargs)
+        if func._schema.is_mutable:
+            self._lift_written(func, args, kwargs)
+            self.below(rule.run, self, args, kwargs)
+            return written_results(func, args, kwargs)
+        out, tangent = self.below(rule.run, self, args, kwargs)
+        return self.pair(out, tangent)
+
+    def pair(self, out: Any, tangent: Any) -> Any:
+        """Wrap results with their tangents, a tree of the same shape in which None is zero."""
+        if isinstance(out, Tensor):
+            return self.adopt(out) if tangent is None else self.wrap(out, tangent)
+        if isinstance(out, (list, tuple)):
+            tangents = [None] * len(out) if tangent is None else tangent
+            parts = [self.pair(o, t) for o, t in zip(out, tangents, strict=True)]
+            return type(out)(parts) if type(out) in (list, tuple) else type(out)(*parts)
+        return out
+
+    def _run_unlifted(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        below_args, below_kwargs = replace_tensors(self.primal, args, kwargs)
+        out = self.below(lambda: func(*below_args, **below_kwargs))
+        if func._schema.is_mutable:
+            return written_results(func, args, kwargs)
+        return wrap_unlifted(self, func, args, kwargs, out)
+
+    def _lift_written(self, func: Any, args: tuple, kwargs: dict) -> None:
+        for position, name in written_arguments(func):
+            target = argument(args, kwargs, position, name)
+            for tensor in target if isinstance(target, (list, tuple)) else [target]:
+                if not isinstance(tensor, Tensor):
+                    continue
+                if not self.owns(tensor):
+                    raise captured_tangent(func, name, tensor)
+                if tensor.is_floating_point() or tensor.is_complex():
+                    lift(tensor)  # type: ignore[arg-type]
+
+
+def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
+    """The error for a value with a tangent written into a tensor of the plane below."""
+    return CapturedWriteError(
+        at_user_line(
+            f"jvp: attempted to call in-place operation ({func}) that would mutate a captured Tensor: a value with a "
+            f"tangent would be written into argument `{name}` {list(tensor.shape)}, which was made outside the "
+            "function, and its tangent would be lost",
+            "t = t.clone()  # inside the function, and return it",
+        )
+    )
+
+
+def find_jvp_rule(func: Any) -> Rule:
+    """The rule for an operation that nobody registered; kept in the table from then on."""
+    if func._can_decompose():
+        rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", same_plane=True)
+    elif func._schema.is_mutable:
+        rule = _in_place(func)
+    else:
+        rule = Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native")
+    JVP_RULES[func] = rule
+    return rule
+
+
+def _in_place(func: Any) -> Rule:
+    """An in-place operation: the twin's tangent is written where the primal is written."""
+    twin = functional_twin(func)
+    if twin is None:
+        return Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native")
+    written = written_arguments(func)
+    is_out = func._schema.arguments[written[0][0]].kwarg_only
+    names = {name for _, name in written}
+
+    def write(level: DualLevel, args: tuple, kwargs: dict) -> Any:
+        targets = [argument(args, kwargs, position, name) for position, name in written]
+        passed = {key: value for key, value in kwargs.items() if key not in names} if is_out else kwargs
+        results = twin(*args, **passed)
+        results = results if isinstance(results, (list, tuple)) else (results,)
+        for target, result in zip(targets, results, strict=False):
+            if isinstance(target, (list, tuple)):
+                for one, value in zip(target, result, strict=True):
+                    one.copy_(value)
+            elif is_out and target.shape != result.shape:
+                target.resize_(result.shape).copy_(result)
+            else:
+                target.copy_(result)
+        return written_results(func, args, kwargs)
+
+    return Rule(func, write, "written twin", same_plane=True)

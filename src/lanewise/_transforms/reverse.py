@@ -1,0 +1,248 @@
+"""`grad`, `vjp` and their kin: torch.autograd, run on the plane that the transform finds itself on."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchTensor
+from lanewise._core.level import pin_grad_mode
+from lanewise._core.plane import Plane
+from lanewise._core.trees import flatten, is_leaf, leaf_names, unflatten
+from lanewise._torch_compat import forward_level, is_grad_enabled
+from lanewise._transforms.arguments import check_argnums, check_tensors, replace, select, split_aux
+from lanewise.errors import TransformError, at_user_line
+
+
+class Recording:
+    """Switches recording on for the function, inside `inference_mode` too; knows the grad mode outside."""
+
+    __slots__ = ("outer", "_inference", "_grad")
+
+    def __enter__(self) -> "Recording":
+        self.outer = is_grad_enabled()
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+        if self._inference is not None:
+            self.outer = False
+            self._inference.__enter__()
+        self._grad = torch.enable_grad()
+        self._grad.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._grad.__exit__(*exc)
+        if self._inference is not None:
+            self._inference.__exit__(*exc)
+
+
+def tracked(x: Tensor, outer: bool) -> Tensor:
+    """A fresh alias of `x` to differentiate with respect to. It keeps the history that `x` has outside."""
+    if x.is_inference():
+        x = x.clone()
+    if x.requires_grad:
+        return x.view_as(x) if outer else x.detach().requires_grad_()
+    if type(x) is BatchTensor and x.mapped:
+        return x.level.wrap(x.value).requires_grad_()
+    if isinstance(x, Plane) or forward_level() >= 0:
+        return x.view_as(x).requires_grad_()
+    return x.detach().requires_grad_()
+
+
+def track_leaves(leaves: list[Tensor], outer: bool) -> list[Tensor]:
+    """Aliases of all leaves; those that cannot be differentiated raise as torch does."""
+    return [tracked(leaf, outer) for leaf in leaves]
+
+
+def pull_back(
+    outputs: list[Tensor],
+    inputs: list[Tensor],
+    cotangents: list[Tensor] | None,
+    outer: bool,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool | None = None,
+) -> list[Tensor]:
+    """Gradients of `outputs` with respect to `inputs`; zeros where an input was not used."""
+    live = [i for i, out in enumerate(outputs) if out.requires_grad]
+    if not live:
+        return [torch.zeros_like(x) for x in inputs]
+    if create_graph is None:
+        create_graph = outer and needs_graph(outputs, inputs)
+    if retain_graph is None:
+        retain_graph = create_graph
+    with pin_grad_mode(outer):
+        grads = torch.autograd.grad(
+            [outputs[i] for i in live],
+            inputs,
+            None if cotangents is None else [cotangents[i] for i in live],
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+
+
+def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
+    """Whether anything besides `inputs` was recorded, so that somebody outside may differentiate the result.
+
+    An input that is not a leaf has a history of its own. Otherwise the recorded graph is walked to its leaves.
+    """
+    if not all(x.is_leaf for x in inputs):
+        return True
+    stack = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None and not any(variable is x for x in inputs):
+            return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return False
+
+
+def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+    """The gradient of a scalar function.
+
+    >>> import torch
+    >>> grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
+    tensor([2., 4.])
+    """
+
+    @functools.wraps(func)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        grads, result = differentiate("grad", func, argnums, has_aux, args, kwargs)
+        return (grads, result[1]) if has_aux else grads
+
+    return gradient
+
+
+def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+    """The gradient of a scalar function and its value, gradient first."""
+
+    @functools.wraps(func)
+    def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
+        return differentiate("grad_and_value", func, argnums, has_aux, args, kwargs)
+
+    return gradient_and_value
+
+
+def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+    """The value of a scalar function and its gradient, value first."""
+
+    @functools.wraps(func)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+        grads, result = differentiate("value_and_grad", func, argnums, has_aux, args, kwargs)
+        return result, grads
+
+    return value_and_gradient
+
+
+def differentiate(api: str, func: Callable, argnums: Any, has_aux: bool, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+    """`(grads, value)` or `(grads, (value, aux))`."""
+    argnums = check_argnums(argnums, len(args))
+    with Recording() as recording:
+        outer = recording.outer
+        chosen = select(args, argnums)
+        leaves, spec = flatten(chosen)
+        check_tensors(leaves, chosen, api, "args")
+        inputs = track_leaves(leaves, outer)
+        out = func(*replace(args, argnums, unflatten(list(inputs), spec)), **kwargs)
+        value, aux = split_aux(api, out, has_aux)
+        check_scalar(api, value)
+        grads = unflatten(pull_back([value], inputs, None, outer), spec)
+        value = untrack(value, inputs, outer)
+        return grads, ((value, untrack(aux, inputs, outer)) if has_aux else value)
+
+
+def check_scalar(api: str, value: Any) -> None:
+    """Raise unless `value` is a real 0-dim tensor."""
+    if not isinstance(value, Tensor):
+        raise TransformError(
+            at_user_line(
+                f"{api}: Expected f to return a Tensor, got type {type(value)}", "return loss  # a 0-dim tensor"
+            )
+        )
+    if value.dim() != 0:
+        raise TransformError(
+            at_user_line(
+                f"{api}: Expected f to return a scalar Tensor, got tensor with {value.dim()} dims "
+                f"{list(value.shape)}. Maybe you wanted to use the vjp or jacrev APIs instead?",
+                "return loss.sum()  # or: jacrev(f)(x)",
+            )
+        )
+
+
+def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
+    """Values that leave the transform: detached on this plane unless they have history of their own outside."""
+    leaves, spec = flatten(tree)
+
+    def free(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+            return leaf
+        if outer and needs_graph([leaf], inputs):
+            return leaf
+        return plane_detach(leaf)
+
+    return unflatten([free(leaf) for leaf in leaves], spec)
+
+
+def plane_detach(x: Tensor) -> Tensor:
+    """`x` without history on its plane; the planes below keep theirs."""
+    return x.level.alias(x) if isinstance(x, Plane) else x.detach()
+
+
+def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
+    """The value of `func` at `primals`, and the function that takes cotangents back to the primals."""
+    with Recording() as recording:
+        outer = recording.outer
+        leaves, spec = flatten(primals)
+        check_tensors(leaves, primals, "vjp", "primals")
+        inputs = track_leaves(leaves, outer)
+        out = func(*unflatten(list(inputs), spec))
+        value, aux = split_aux("vjp", out, has_aux)
+    outputs, out_spec = flatten(value)
+    check_outputs("vjp", value, outputs)
+
+    def back(*cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
+        given = (
+            cotangents[0] if len(cotangents) == 1 and not (isinstance(value, tuple) and len(value) == 1) else cotangents
+        )
+        ct_leaves, ct_spec = flatten(given)
+        if ct_spec != out_spec:
+            raise TransformError(
+                at_user_line(
+                    "vjp: Expected pytree structure of cotangents to be the same as pytree structure of outputs to the "
+                    f"function. cotangents: {ct_spec}, primal output: {out_spec}"
+                )
+            )
+        with Recording() as inner:
+            if create_graph is None:
+                create_graph = inner.outer
+            grads = pull_back(
+                outputs, inputs, ct_leaves, inner.outer, retain_graph=retain_graph, create_graph=create_graph
+            )
+        return unflatten(grads, spec)
+
+    shown = untrack(value, inputs, outer)
+    return (shown, back, untrack(aux, inputs, outer)) if has_aux else (shown, back)
+
+
+def check_outputs(api: str, value: Any, outputs: list) -> None:
+    """Raise unless the outputs are tensors, at least one."""
+    for position, out in enumerate(outputs):
+        if not isinstance(out, Tensor):
+            name = "output" if is_leaf(value) else leaf_names(value, "output")[position]
+            raise TransformError(
+                at_user_line(
+                    f"{api}: expected f(*primals) to return only tensors, got unsupported type {type(out)} at {name}"
+                )
+            )
+    if not outputs:
+        raise TransformError(
+            at_user_line(f"{api}: Expected f to be a function that has non-empty output (got output = {value!r})")
+        )
