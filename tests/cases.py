@@ -31,6 +31,17 @@ def unit(*shape: int) -> Maker:
     return lambda g: torch.rand(shape, generator=g, dtype=torch.float64) * 0.8 + 0.1
 
 
+def distinct(*shape: int) -> Maker:
+    """Numbers around zero that are far from ties and from zero: small steps of them change no order and no sign."""
+
+    def make(g: torch.Generator) -> torch.Tensor:
+        count = torch.Size(shape).numel()
+        grid = torch.randperm(count, generator=g).to(torch.float64) - count / 2 + 0.5
+        return ((grid + torch.rand(count, generator=g, dtype=torch.float64) * 0.4 + 0.05) / 2).reshape(shape)
+
+    return make
+
+
 def ints(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Maker:
     """Whole numbers from 0 to high - 1."""
     return lambda g: torch.randint(high, shape, generator=g).to(dtype)
@@ -148,7 +159,7 @@ POINTWISE = [
     Case("tanh_sigmoid", lambda x: x.tanh() * x.sigmoid() + F.logsigmoid(x), (normal(3),)),
     Case("erf_lgamma", lambda x: x.erf() + x.lgamma() + x.digamma() + torch.special.ndtr(x), (positive(3),)),
     Case("bessel", lambda x: torch.special.i0(x) + torch.special.sinc(x) + torch.special.xlogy(x, x), (positive(3),)),
-    Case("abs_sign", lambda x: x.abs() * x.sign() + x.relu(), (normal(5),)),
+    Case("abs_sign", lambda x: x.abs() * x.sign() + x.relu(), (distinct(5),)),
     Case("clamp", lambda x: x.clamp(-0.5, 0.7) + x.clamp_min(0.1) * x, (normal(6),)),
     Case("clamp_tensor", lambda x, lo: x.clamp(min=lo), (normal(4), normal(4))),
     Case(
@@ -170,7 +181,7 @@ POINTWISE = [
     Case(
         "hard_activations",
         lambda x: F.hardtanh(x) + F.hardswish(x) + F.leaky_relu(x, 0.1) + F.relu6(3 * x),
-        (normal(6),),
+        (distinct(6),),
     ),
     Case("prelu", lambda x, a: F.prelu(x, a), (normal(2, 3), positive(3))),
     Case("glu", lambda x: F.glu(x, 0) * F.tanhshrink(x[:2]), (normal(4, 2),)),
@@ -194,11 +205,11 @@ REDUCTIONS = [
         (normal(3, 2),),
     ),
     Case("logsumexp", lambda x: x.logsumexp(0) + torch.logsumexp(x, (0, 1)), (normal(3, 2),)),
-    Case("max_min_all", lambda x: x.max() * x.min() + x.amax(0).sum() * x.amin((0, 1)), (normal(3, 2),)),
-    Case("max_dim", lambda x: tuple(x.max(-1)) + tuple(x.min(0)), (normal(3, 2),)),
+    Case("max_min_all", lambda x: x.max() * x.min() + x.amax(0).sum() * x.amin((0, 1)), (distinct(3, 2),)),
+    Case("max_dim", lambda x: tuple(x.max(-1)) + tuple(x.min(0)), (distinct(3, 2),)),
     Case("argmax", lambda x: (x.argmax(), x.argmin(0), x.argmax(1, keepdim=True)), (normal(3, 2),), 0),
-    Case("median_mode", lambda x: x.median(0)[0] + x.nanmedian(0)[0] + x.kthvalue(2, 0)[0], (normal(3, 2),)),
-    Case("quantile", lambda x: torch.quantile(x, 0.3, dim=0), (normal(5, 2),)),
+    Case("median_mode", lambda x: x.median(0)[0] + x.nanmedian(0)[0] + x.kthvalue(2, 0)[0], (distinct(3, 2),)),
+    Case("quantile", lambda x: torch.quantile(x, 0.3, dim=0), (distinct(5, 2),)),
     Case("any_all", lambda m: (m.any(), m.all(0), m.any(1, keepdim=True), m.sum()), (bools(3, 2),), 0),
     Case("count_nonzero", lambda x: torch.count_nonzero(x, 0) + (x == 0).sum(0), (ints(2, 3, 2),), 0),
     Case(
@@ -306,17 +317,17 @@ INDEXING = [
         differences=False,
     ),
     Case("embedding_bag", lambda w, i: F.embedding_bag(i, w, mode="mean"), (normal(4, 2), ints(4, 2, 3)), 1),
-    Case("sort", lambda x: tuple(x.sort(0)) + tuple(x.sort(dim=1, descending=True, stable=True)), (normal(3, 4),)),
-    Case("topk", lambda x: tuple(x.topk(2)) + tuple(x.topk(1, 0, largest=False)), (normal(3, 4),)),
-    Case("argsort_msort", lambda x: (x.argsort(), x.msort().sin()), (normal(4, 2),)),
+    Case("sort", lambda x: tuple(x.sort(0)) + tuple(x.sort(dim=1, descending=True, stable=True)), (distinct(3, 4),)),
+    Case("topk", lambda x: tuple(x.topk(2)) + tuple(x.topk(1, 0, largest=False)), (distinct(3, 4),)),
+    Case("argsort_msort", lambda x: (x.argsort(), x.msort().sin()), (distinct(4, 2),)),
     Case(
         "searchsorted",
         lambda s, x: torch.searchsorted(s.sort()[0], x) + torch.bucketize(x, _CONST.sort()[0]),
-        (normal(5), normal(3)),
+        (distinct(5), normal(3)),
         0,
     ),
     Case("bincount_histc", lambda x: torch.histc(x, 4, -2, 2), (normal(8),), 0),
-    Case("unravel", lambda x: x.view(-1)[x.argmax()] * x.sum(), (normal(3, 2),)),
+    Case("unravel", lambda x: x.view(-1)[x.argmax()] * x.sum(), (distinct(3, 2),)),
 ]
 
 MATMUL = [
@@ -391,13 +402,13 @@ NETWORK = [
     Case("conv2d_unbatched", lambda x, w, b: F.conv2d(x, w, b), (normal(2, 4, 4), normal(2, 2, 3, 3), normal(2))),
     Case("conv3d", lambda x, w: F.conv3d(x, w), (normal(1, 3, 3, 3), normal(2, 1, 2, 2, 2))),
     Case("conv_transpose", lambda x, w: F.conv_transpose1d(x, w, stride=2), (normal(1, 2, 3), normal(2, 2, 2))),
-    Case("max_pool", lambda x: F.max_pool2d(x, 2), (normal(1, 2, 4, 4),)),
-    Case("max_pool_unbatched", lambda x: F.max_pool1d(x, 2, 1), (normal(2, 5),)),
+    Case("max_pool", lambda x: F.max_pool2d(x, 2), (distinct(1, 2, 4, 4),)),
+    Case("max_pool_unbatched", lambda x: F.max_pool1d(x, 2, 1), (distinct(2, 5),)),
     Case("avg_pool", lambda x: F.avg_pool2d(x, 2, padding=1).sin(), (normal(1, 1, 4, 4),)),
     Case(
         "adaptive_pool",
         lambda x: F.adaptive_avg_pool2d(x, 2).sin() + F.adaptive_max_pool2d(x, 2),
-        (normal(1, 1, 5, 4),),
+        (distinct(1, 1, 5, 4),),
     ),
     Case("layer_norm", lambda x, w, b: F.layer_norm(x, (3,), w, b), (normal(2, 3), normal(3), normal(3))),
     Case("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), (normal(2, 4, 3), normal(4), normal(4))),
@@ -459,7 +470,7 @@ NETWORK = [
 CUMULATIVE = [
     Case("cumsum", lambda x: x.cumsum(0).sin() + x.cumsum(-1), (normal(3, 2),)),
     Case("cumprod", lambda x: x.cumprod(0) * x.cumprod(1), (positive(3, 2),)),
-    Case("cummax", lambda x: tuple(x.cummax(0)) + tuple(x.cummin(1)), (normal(3, 2),)),
+    Case("cummax", lambda x: tuple(x.cummax(0)) + tuple(x.cummin(1)), (distinct(3, 2),)),
     Case("logcumsumexp", lambda x: x.logcumsumexp(0), (normal(3, 2),)),
     Case("diff_gradient", lambda x: torch.diff(x, n=2).sin().sum() + torch.gradient(x * x)[0], (normal(5),)),
     Case("trapezoid", lambda x: torch.trapezoid(x.sin(), dx=0.5) + torch.cumulative_trapezoid(x)[0], (normal(4),)),

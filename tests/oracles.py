@@ -34,6 +34,15 @@ class Layout(NamedTuple):
         return f"in_dims={self.in_dims} lanes={self.lanes}"
 
 
+def each_layout(lanes: Sequence[Tensors], check: Callable[[Layout], None], most: int | None = None) -> None:
+    """Run a check for every layout (at most so many); a failure names the layout."""
+    for layout in list(layouts(lanes[0]))[:most]:
+        try:
+            check(layout)
+        except Exception as error:
+            raise AssertionError(f"{layout}: {type(error).__name__}: {error}") from error
+
+
 def as_tuple(out: Any) -> Tensors:
     """A result as a tuple of tensors."""
     return (out,) if isinstance(out, torch.Tensor) else tuple(out)
@@ -42,11 +51,14 @@ def as_tuple(out: Any) -> Tensors:
 def layouts(lane: Tensors) -> Iterator[Layout]:
     """All in front for 0, 1, 2 and 5 lanes, other positions, each tensor alone, all but the first."""
     front = tuple(0 for _ in lane)
-    for lanes in (5, 2, 1, 0):
-        yield Layout(front, lanes)
     back = tuple(t.dim() for t in lane)
+    yield Layout(front, 2)
+    yield Layout(front, 0)
     if any(back):
         yield Layout(back, 2)
+    yield Layout(front, 5)
+    yield Layout(front, 1)
+    if any(back):
         yield Layout(tuple(-1 for _ in lane), 0)
         yield Layout(tuple(min(1, t.dim()) for t in lane), 5)
     if len(lane) > 1:
@@ -71,28 +83,37 @@ def pack(lanes: Sequence[Tensors], layout: Layout) -> Tensors:
     return tuple(packed)
 
 
-def loop_vmap(f: Callable, in_dims: int | tuple[int | None, ...] = 0, out_dims: int = 0) -> Callable:
-    """vmap as a Python loop. With no lanes the result has the shape that a lane of ones gives."""
+def grid(lanes: Sequence[Tensors], layout: Layout, rows: int) -> list[Tensors]:
+    """Lanes for an outer vmap: each is the tensors of an inner one, with other numbers in every row."""
+    return [pack([*lanes[i:], *lanes[:i]], layout) for i in range(max(1, rows))]
+
+
+def loop_vmap(
+    f: Callable, in_dims: int | tuple[int | None, ...] = 0, out_dims: int = 0, lane: Tensors | None = None
+) -> Callable:
+    """vmap as a Python loop. With no lanes the result has the shapes that the given `lane` leads to."""
 
     def mapped(*args: torch.Tensor) -> Any:
         dims = tuple(in_dims for _ in args) if isinstance(in_dims, int) else in_dims
-        size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
-        rows = []
-        for i in range(size):
-            lane = (arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True))
-            rows.append(f(*lane))
-        if not rows:
-            ones = (arg if dim is None else arg.sum(dim) + 1 for arg, dim in zip(args, dims, strict=True))
-            ones = (one.to(arg.dtype) for one, arg in zip(ones, args, strict=True))
-            return _columns([f(*ones)], lambda column: _no_lanes(column[0], out_dims))
+        pairs = list(zip(args, dims, strict=True))
+        size = next(arg.shape[dim] for arg, dim in pairs if dim is not None)
+        if size == 0:
+            assert lane is not None, "no lanes, and no lane to take shapes from"
+            example = [arg if dim is None else _in_place_of(arg, dim, one) for (arg, dim), one in zip(pairs, lane)]
+            return _columns([f(*example)], lambda column: _no_lanes(column[0], out_dims))
+        rows = [f(*(arg if dim is None else arg.select(dim, i) for arg, dim in pairs)) for i in range(size)]
         return _columns(rows, lambda column: torch.stack(column).movedim(0, out_dims))
 
     return mapped
 
 
+def _in_place_of(arg: torch.Tensor, dim: int, lane: torch.Tensor) -> torch.Tensor:
+    """A lane for an argument that has none, tied to the argument so that gradients are zeros and not missing."""
+    return lane + 0 * arg.sum(dim) if arg.dtype.is_floating_point or arg.dtype.is_complex else lane
+
+
 def _no_lanes(lane: torch.Tensor, out_dim: int) -> torch.Tensor:
-    # A product with the lane keeps the result tied to the inputs, so that gradients are zeros and not missing.
-    return (lane.unsqueeze(0).expand(0, *lane.shape) * 1).to(lane.dtype).movedim(0, out_dim)
+    return lane.expand(1, *lane.shape)[:0].movedim(0, out_dim)
 
 
 def _columns(rows: list, join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
@@ -138,7 +159,8 @@ def gradients(value: torch.Tensor, args: Tensors, create_graph: bool = False) ->
     leaves = [args[n] for n in differentiable(args)]
     if not value.requires_grad:
         return tuple(torch.zeros_like(t) for t in leaves)
-    return torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    return torch.autograd.grad(value, leaves, create_graph=create_graph, **options)
 
 
 def autograd_grad(f: Callable, create_graph: bool = False) -> Callable[..., Tensors]:
@@ -169,12 +191,22 @@ def directions(args: Tensors, seed: int = 7) -> Tensors:
     )
 
 
+def filled(args: Tensors, new: Tensors) -> Tensors:
+    """The arguments with the float ones replaced."""
+    full = list(args)
+    for n, tensor in zip(differentiable(args), new, strict=True):
+        full[n] = tensor
+    return tuple(full)
+
+
+def of_floats(f: Callable, args: Tensors) -> tuple[Callable[..., Tensors], Tensors]:
+    """The function of the float arguments alone, giving the float outputs, and those arguments."""
+    return lambda *new: floats(f(*filled(args, new))), tuple(args[n] for n in differentiable(args))
+
+
 def moved(args: Tensors, direction: Tensors, step: float) -> Tensors:
     """The arguments, `step` along the direction."""
-    new = list(args)
-    for n, d in zip(differentiable(args), direction, strict=True):
-        new[n] = args[n] + step * d
-    return tuple(new)
+    return filled(args, tuple(args[n] + step * d for n, d in zip(differentiable(args), direction, strict=True)))
 
 
 def difference(f: Callable, args: Tensors, direction: Tensors) -> Tensors:
