@@ -1,0 +1,1 @@
+"""Lanewise measured against its peers; run `python -m benchmarks`."""
