@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
+from lanewise._core.batch import BATCH_RULES, DIRECT, BatchLevel, BatchTensor
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rules import Rule, overloads
-from lanewise._torch_compat import decomposition_table
+from lanewise._torch_compat import decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 _DIM_NAMES = ("dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1")
@@ -34,29 +34,16 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
 def pointwise(*ops: OpOverload) -> None:
     """Each element of the result depends on one element of each (broadcast) operand."""
     _register(ops, "pointwise", _pointwise)
+    for op in overloads(*ops):
+        arguments = op._schema.arguments
+        if not op._schema.is_mutable and str(arguments[0].type) == "Tensor" and len(op._schema.returns) == 1:
+            DIRECT[op] = fast_binding(op)
 
 
 def _pointwise(op: OpOverload) -> Any:
     mutates = op._schema.is_mutable
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
-        if len(args) == 1 and not kwargs:
-            return op(args[0].value) if type(args[0]) is BatchTensor else _general(level, args, kwargs)
-        if len(args) == 2 and not kwargs:
-            x, y = args
-            if type(x) is BatchTensor and x.level is level:
-                if not isinstance(y, Tensor):
-                    if type(y) is not list and type(y) is not tuple:
-                        return op(x.value, y)
-                elif x.dtype is y.dtype:
-                    if type(y) is BatchTensor and y.level is level:
-                        if x.dim() == y.dim():
-                            return op(x.value, y.value)
-                    elif y.dim() <= x.dim():
-                        return op(x.value, y)
-        return _general(level, args, kwargs)
-
-    def _general(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         align = aligner(level, tensors_of(args, kwargs), promote=not mutates)
         args, kwargs = replace_tensors(align, args, kwargs)
         return op(*args, **kwargs)
@@ -274,9 +261,7 @@ def _folded(op: OpOverload) -> Any:
 def decompose(op: OpOverload, fn: Callable[..., Any] | None = None) -> None:
     """The operation is a composition of others, in logical terms, on the same plane (torch's own if `fn` is None)."""
     compose = decomposition_table[op] if fn is None else fn
-    BATCH_RULES.add(
-        op, Rule(op, lambda level, args, kwargs: compose(*args, **kwargs), "decomposed", same_plane=True)
-    )
+    BATCH_RULES.add(op, Rule(op, lambda level, args, kwargs: compose(*args, **kwargs), "decomposed", same_plane=True))
 
 
 def refuse(op: OpOverload, why: str, instead: str, error: type[Exception] = TransformError) -> None:
