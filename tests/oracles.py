@@ -159,8 +159,9 @@ def gradients(value: torch.Tensor, args: Tensors, create_graph: bool = False) ->
     leaves = [args[n] for n in differentiable(args)]
     if not value.requires_grad:
         return tuple(torch.zeros_like(t) for t in leaves)
-    options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-    return torch.autograd.grad(value, leaves, create_graph=create_graph, **options)
+    return torch.autograd.grad(
+        value, leaves, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
 
 
 def autograd_grad(f: Callable, create_graph: bool = False) -> Callable[..., Tensors]:

@@ -6,7 +6,6 @@ from differentiating the lane's vector-Jacobian product in its cotangent (centra
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 import warnings
@@ -17,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lanewise
+from lanewise._core.missing import lane_loops
 
 from .samples import MAX_LANES, OPS, UNINITIALISED, LaneSample, lane_samples
 
@@ -415,15 +415,6 @@ MAIN = ("vmap", "vmap_grad", "grad_vmap")
 _WITHOUT_GRAD = ("vmap", "vmap_vmap", "vmap_inplace")
 
 
-def _slow_ops(caught: list[warnings.WarningMessage]) -> list[str]:
-    found = []
-    for warning in caught:
-        if any("SlowPath" in kind.__name__ for kind in warning.category.__mro__):
-            match = re.search(r"aten[.:]+\w+(\.\w+)?", str(warning.message))
-            found.append(match[0] if match else str(warning.message).splitlines()[0])
-    return found
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
@@ -438,8 +429,9 @@ def check(name: str, composition: str, cap: int = 6, show: bool = False) -> Outc
     if (with_grad and not op.supports_autograd) or (inplace and op.inplace_variant is None):
         return outcome
     run = COMPOSITIONS[composition]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    loops = dict(lane_loops)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for sample in lane_samples(op, with_grad, cap, inplace):
             if not sample.lanes[0]:
                 continue
@@ -451,7 +443,7 @@ def check(name: str, composition: str, cap: int = 6, show: bool = False) -> Outc
                 sample.f = _seeded(sample.f)
             for layout in layouts(sample.lanes[0]):
                 _one(outcome, run, sample, layout, random, show)
-    outcome.slow = sorted(set(_slow_ops(caught)))
+    outcome.slow = sorted(op for op, count in lane_loops.items() if count != loops.get(op))
     return outcome
 
 

@@ -116,6 +116,22 @@ def _function(call: Callable, sample, leaves: list, spec, places: list[int]) -> 
     return f
 
 
+def _without_tensors(call: Callable, sample) -> LaneSample:
+    """A factory: the lanes differ in nothing that it sees."""
+
+    def f(_):
+        return _as_tensors(call(sample.input, *sample.args, **sample.kwargs))
+
+    lanes = [(torch.tensor(float(i)),) for i in range(MAX_LANES)]
+    return LaneSample(f, lanes, (), True, _text(sample))
+
+
+def _text(sample) -> str:
+    text = ", ".join([_describe(sample.input), *map(_describe, sample.args)])
+    text += "".join(f", {name}={_describe(value)}" for name, value in sample.kwargs.items())
+    return text[:300]
+
+
 def _on_a_copy(variant: Callable) -> Callable:
     def call(first, *args, **kwargs):
         return variant(first.clone(), *args, **kwargs)
@@ -134,6 +150,9 @@ def lane_samples(op, grad: bool, cap: int = 6, inplace: bool = False) -> Iterato
             continue
         leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        if not places:
+            yield _without_tensors(call, sample)
+            continue
         lanes = [tuple(leaves[k].detach() for k in places)]
         distinct = True
         for draw in draws[1:]:
@@ -145,6 +164,4 @@ def lane_samples(op, grad: bool, cap: int = 6, inplace: bool = False) -> Iterato
                 distinct = False
             lanes.append(lane if distinct else tuple(t.clone() for t in lanes[0]))
         diff = tuple(n for n, k in enumerate(places) if leaves[k].requires_grad)
-        text = ", ".join([_describe(sample.input), *map(_describe, sample.args)])
-        text += "".join(f", {name}={_describe(value)}" for name, value in sample.kwargs.items())
-        yield LaneSample(_function(call, sample, leaves, spec, places), lanes, diff, distinct, text[:300])
+        yield LaneSample(_function(call, sample, leaves, spec, places), lanes, diff, distinct, _text(sample))
