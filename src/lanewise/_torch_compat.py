@@ -9,6 +9,7 @@ import torch
 import torch._decomp
 import torch.autograd.forward_ad
 import torch.autograd.function
+import torch.autograd.graph
 import torch.nn.modules.batchnorm
 import torch.nn.utils.parametrize
 import torch.utils._mode_utils
@@ -31,6 +32,7 @@ IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 tls_include_set = torch._C._dispatch_tls_local_include_set
 tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
+tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -40,6 +42,9 @@ has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 FACTORY_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
 FACTORY_KEY_NAME = "TESTING_ONLY_GenericMode"
 FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
+
+# Switched off while a backend kernel runs; tells a copy that a kernel makes for itself from one that the user makes.
+ADINPLACE_OR_VIEW_KEY = torch._C._parse_dispatch_key("ADInplaceOrView")
 
 
 # Methods that are the same operation as the overload of that name, and reach it 0.4 us sooner. Only names whose method
@@ -63,6 +68,9 @@ def fast_binding(op: torch._ops.OpOverload) -> Callable:
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled
 is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
+
+# What torch.autograd.grad calls after checking its arguments, which costs 10 us more than small backward passes.
+run_backward = torch.autograd.graph._engine_run_backward
 
 # True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled

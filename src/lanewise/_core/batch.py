@@ -82,13 +82,21 @@ class BatchTensor(Plane):
                         elif not isinstance(y, Tensor):
                             out = call(value, y)
                     if out is not None:
-                        wrapper = make_wrapper(
-                            BatchTensor, out.shape[1:], strides=out.stride()[1:], dtype=out.dtype, device=out.device
-                        )
-                        wrapper.value = out
-                        wrapper.level = level
-                        wrapper.mapped = True
-                        return wrapper
+                        return level.wrap(out)
+            elif type(x) is Tensor and len(args) == 2:
+                y = args[1]
+                if type(y) is BatchTensor and y.mapped:
+                    value = y.value
+                    if (
+                        type(value) is Tensor
+                        and x.dtype is value.dtype
+                        and x.dim() < value.dim()
+                        and not x.requires_grad
+                        and not value.requires_grad
+                        and y.level.alive
+                        and _native._current_level < 0
+                    ):
+                        return y.level.wrap(call(x, value))
         return interpret(func, args, kwargs or {})
 
 
@@ -112,7 +120,9 @@ class BatchLevel(Level):
 
     def wrap(self, value: Tensor) -> BatchTensor:
         """`[B, *S]` in the plane below -> `[*S]` on this plane."""
-        out = new_wrapper(BatchTensor, value, value.shape[1:], value.stride()[1:])
+        out = make_wrapper(
+            BatchTensor, value.shape[1:], strides=value.stride()[1:], dtype=value.dtype, device=value.device
+        )
         out.value = value
         out.level = self
         out.mapped = True

@@ -11,7 +11,7 @@ from lanewise._core.batch import BatchTensor
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.plane import Plane
 from lanewise._core.trees import flatten, is_leaf, leaf_names, unflatten
-from lanewise._torch_compat import forward_level, is_grad_enabled
+from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
 from lanewise._transforms.arguments import check_argnums, check_tensors, replace, select, split_aux
 from lanewise.errors import TransformError, at_user_line
 
@@ -19,22 +19,22 @@ from lanewise.errors import TransformError, at_user_line
 class Recording:
     """Switches recording on for the function, inside `inference_mode` too; knows the grad mode outside."""
 
-    __slots__ = ("outer", "_inference", "_grad")
+    __slots__ = ("outer", "_grad_mode", "_inference")
 
     def __enter__(self) -> "Recording":
-        self.outer = is_grad_enabled()
-        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
-        if self._inference is not None:
-            self.outer = False
+        self.outer = self._grad_mode = is_grad_enabled()
+        self._inference = None
+        if torch.is_inference_mode_enabled():
+            self._inference = torch.inference_mode(False)
             self._inference.__enter__()
-        self._grad = torch.enable_grad()
-        self._grad.__enter__()
+            self.outer = False
+        set_grad_enabled(True)
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._grad.__exit__(*exc)
         if self._inference is not None:
             self._inference.__exit__(*exc)
+        set_grad_enabled(self._grad_mode)
 
 
 def tracked(x: Tensor, outer: bool) -> Tensor:
@@ -50,38 +50,37 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     return x.detach().requires_grad_()
 
 
-def track_leaves(leaves: list[Tensor], outer: bool) -> list[Tensor]:
-    """Aliases of all leaves; those that cannot be differentiated raise as torch does."""
-    return [tracked(leaf, outer) for leaf in leaves]
-
-
 def pull_back(
     outputs: list[Tensor],
     inputs: list[Tensor],
-    cotangents: list[Tensor] | None,
+    cotangents: list[Tensor],
     outer: bool,
     *,
-    retain_graph: bool | None = None,
-    create_graph: bool | None = None,
+    create_graph: bool,
+    retain_graph: bool = False,
 ) -> list[Tensor]:
     """Gradients of `outputs` with respect to `inputs`; zeros where an input was not used."""
     live = [i for i, out in enumerate(outputs) if out.requires_grad]
     if not live:
         return [torch.zeros_like(x) for x in inputs]
-    if create_graph is None:
-        create_graph = outer and needs_graph(outputs, inputs)
-    if retain_graph is None:
-        retain_graph = create_graph
     with pin_grad_mode(outer):
-        grads = torch.autograd.grad(
-            [outputs[i] for i in live],
-            inputs,
-            None if cotangents is None else [cotangents[i] for i in live],
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            allow_unused=True,
+        grads = run_backward(
+            tuple([outputs[i] for i in live]),
+            tuple([cotangents[i] for i in live]),
+            retain_graph or create_graph,
+            create_graph,
+            tuple(inputs),
+            allow_unreachable=True,
+            accumulate_grad=False,
         )
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+
+
+def one(value: Tensor) -> Tensor:
+    """The cotangent 1 of a scalar. Each lane gets its own, so that all cotangents on a batch plane have lanes."""
+    if type(value) is BatchTensor and value.mapped:
+        return value.level.wrap(value.level.below(torch.ones_like, value.value))
+    return torch.ones_like(value)
 
 
 def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
@@ -115,8 +114,7 @@ def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fal
 
     @functools.wraps(func)
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        grads, result = differentiate("grad", func, argnums, has_aux, args, kwargs)
-        return (grads, result[1]) if has_aux else grads
+        return differentiate("grad", func, argnums, has_aux, args, kwargs, want_value=False)
 
     return gradient
 
@@ -126,7 +124,7 @@ def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
 
     @functools.wraps(func)
     def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
-        return differentiate("grad_and_value", func, argnums, has_aux, args, kwargs)
+        return differentiate("grad_and_value", func, argnums, has_aux, args, kwargs, want_value=True)
 
     return gradient_and_value
 
@@ -136,27 +134,36 @@ def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
 
     @functools.wraps(func)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        grads, result = differentiate("value_and_grad", func, argnums, has_aux, args, kwargs)
+        grads, result = differentiate("value_and_grad", func, argnums, has_aux, args, kwargs, want_value=True)
         return result, grads
 
     return value_and_gradient
 
 
-def differentiate(api: str, func: Callable, argnums: Any, has_aux: bool, args: tuple, kwargs: dict) -> tuple[Any, Any]:
-    """`(grads, value)` or `(grads, (value, aux))`."""
+def differentiate(
+    api: str, func: Callable, argnums: Any, has_aux: bool, args: tuple, kwargs: dict, *, want_value: bool
+) -> Any:
+    """`grads`, `(grads, aux)`, `(grads, value)` or `(grads, (value, aux))`."""
     argnums = check_argnums(argnums, len(args))
     with Recording() as recording:
         outer = recording.outer
         chosen = select(args, argnums)
-        leaves, spec = flatten(chosen)
+        leaves, spec = ([chosen], None) if isinstance(chosen, Tensor) else flatten(chosen)
         check_tensors(leaves, chosen, api, "args")
-        inputs = track_leaves(leaves, outer)
-        out = func(*replace(args, argnums, unflatten(list(inputs), spec)), **kwargs)
+        inputs = [tracked(leaf, outer) for leaf in leaves]
+        out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
         value, aux = split_aux(api, out, has_aux)
         check_scalar(api, value)
-        grads = unflatten(pull_back([value], inputs, None, outer), spec)
-        value = untrack(value, inputs, outer)
-        return grads, ((value, untrack(aux, inputs, outer)) if has_aux else value)
+        create_graph = outer and needs_graph([value], inputs)
+        grads = pull_back([value], inputs, [one(value)], outer, create_graph=create_graph)
+        result = grads[0] if spec is None else unflatten(grads, spec)
+        if has_aux:
+            aux = untrack(aux, inputs, outer)
+        if not want_value:
+            return (result, aux) if has_aux else result
+        if value.requires_grad and not create_graph:
+            value = plane_detach(value)
+        return result, ((value, aux) if has_aux else value)
 
 
 def check_scalar(api: str, value: Any) -> None:
@@ -202,7 +209,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
         outer = recording.outer
         leaves, spec = flatten(primals)
         check_tensors(leaves, primals, "vjp", "primals")
-        inputs = track_leaves(leaves, outer)
+        inputs = [tracked(leaf, outer) for leaf in leaves]
         out = func(*unflatten(list(inputs), spec))
         value, aux = split_aux("vjp", out, has_aux)
     outputs, out_spec = flatten(value)
@@ -224,7 +231,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
             if create_graph is None:
                 create_graph = inner.outer
             grads = pull_back(
-                outputs, inputs, ct_leaves, inner.outer, retain_graph=retain_graph, create_graph=create_graph
+                outputs, inputs, ct_leaves, inner.outer, create_graph=create_graph, retain_graph=retain_graph
             )
         return unflatten(grads, spec)
 

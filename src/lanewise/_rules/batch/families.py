@@ -192,6 +192,8 @@ def _full_reduction(along: OpOverload) -> Any:
     takes_list = str(along._schema.arguments[1].type) not in ("int", "Optional[int]")
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        if takes_list and args[0].dim():
+            return along(args[0].value, list(range(1, args[0].value.dim())), *args[1:], **kwargs)
         flat = level.expanded(args[0]).flatten(1) if args[0].dim() != 0 else level.expanded(args[0]).unsqueeze(1)
         out = along(flat, [1] if takes_list else 1, *args[1:], **kwargs)
         return out[0] if isinstance(out, (list, tuple)) else out

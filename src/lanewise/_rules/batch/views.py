@@ -18,7 +18,17 @@ along_dims(
     aten.unsqueeze.default,
 )
 leading(aten.view_as_complex.default)
-sized(aten._unsafe_view.default, aten.expand.default)
+sized(aten._unsafe_view.default)
+
+
+@lane_rule(aten.expand.default)
+def expand(level, x, size, *, implicit=False):
+    """x [B, *S] -> [B, *size]"""
+    value = x.value
+    new_dims = len(size) - x.dim()
+    if new_dims:
+        value = value.reshape(level.size, *([1] * new_dims), *x.shape)
+    return value.expand(level.size, *size)
 
 
 @lane_rule(aten.view.default)
