@@ -105,7 +105,11 @@ def private_torch_names(source: str) -> list[str]:
             continue
         for name in names:
             first, *rest = name.split(".")
-            if first == "torch" and rest[:1] != ["ops"] and any(part.startswith("_") and not part.startswith("__") for part in rest):
+            if (
+                first == "torch"
+                and rest[:1] != ["ops"]
+                and any(part.startswith("_") and not part.startswith("__") for part in rest)
+            ):
                 found.append(f"{node.lineno}: {name}")
     return found
 
