@@ -1,0 +1,120 @@
+"""Entry of `python -m benchmarks`."""
+
+import argparse
+import math
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+# Before torch and JAX are loaded: one thread each, so that like is compared with like.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import torch
+
+from benchmarks import call, ensemble, jacobians, per_sample, training  # noqa: F401  (they register workloads)
+from benchmarks.measure import round_robin
+from benchmarks.memory import peak_bytes
+from benchmarks.report import Result, as_json, markdown, terminal
+from benchmarks.workload import COMPILED, JAX, OWN, TORCH_FUNC, WORKLOADS, Peers, Workload
+
+DOCS = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and report; return 1 if a result was wrong or a call failed, whatever the times."""
+    options = _options(arguments)
+    torch.set_num_threads(1)
+    chosen = [w for w in WORKLOADS if not options.only or {w.group, w.name} & set(options.only)]
+    if not chosen:
+        names = sorted({w.group for w in WORKLOADS}) + [w.name for w in WORKLOADS]
+        print(f"Nothing is called {' or '.join(options.only)}. There are: {', '.join(names)}.", file=sys.stderr)
+        return 2
+    results = []
+    for workload in chosen:
+        print(f"{workload.group}: {workload.name}", file=sys.stderr, flush=True)
+        results.append(_measure(workload, options))
+    print(terminal(results))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(as_json(results))
+    table = markdown(results)
+    if options.markdown:
+        options.markdown.write_text(table)
+    if options.docs:
+        text = DOCS.read_text()
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        DOCS.write_text(f"{before}{BEGIN}\n{table}{END}{after}")
+    reached = sum(r.reached for r in results)
+    print(f"\n{reached} of {len(results)} targets reached; all numbers in {options.json}")
+    return 1 if any(r.error for r in results) else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Lanewise against its peers.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="groups or workloads to measure")
+    parser.add_argument("--quick", action="store_true", help="five short rounds instead of fifteen")
+    parser.add_argument("--compile", action="store_true", help="also torch.compile of torch.func (slow to start)")
+    parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"))
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/benchmarks.md")
+    return parser.parse_args(arguments)
+
+
+def _measure(workload: Workload, options: argparse.Namespace) -> Result:
+    result = Result(workload, {}, {}, {}, {}, {})
+    try:
+        peers = workload.build()
+        if options.compile:
+            peers[COMPILED] = torch.compile(peers[TORCH_FUNC])
+        _compare(peers, workload, result)
+        rounds, block = (5, 0.004) if options.quick else (15, 0.02)
+        clocks = {JAX: time.process_time}  # XLA works in threads of its own
+        for name, timing in round_robin(peers, rounds=rounds, block=block, clocks=clocks).items():
+            result.seconds[name], result.spread[name] = timing.median, timing.spread
+        if workload.target.memory is not None:
+            measured = {OWN, TORCH_FUNC, workload.target.peer} & set(peers)
+            result.peak.update({name: peak_bytes(peers[name]) for name in sorted(measured)})
+    except Exception as error:
+        traceback.print_exc()
+        result.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return result
+
+
+def _compare(peers: Peers, workload: Workload, result: Result) -> None:
+    """Run every peer once; leave out one that cannot do the work, and fail where one differs from Lanewise."""
+    own = _leaves(peers[OWN]())
+    for name in [n for n in peers if n != OWN]:
+        try:
+            other = _leaves(peers[name]())
+        except Exception as error:
+            result.notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            del peers[name]
+            continue
+        difference = max((_difference(a, b) for a, b in zip(own, other, strict=True)), default=math.nan)
+        result.difference[name] = difference
+        if not difference <= workload.tolerance:
+            raise AssertionError(f"{name} differs from {OWN} by {difference:.1e}")
+
+
+def _leaves(tree: object) -> list[torch.Tensor]:
+    """The arrays of a result in order, as tensors; dictionaries by name, for JAX sorts them."""
+    if isinstance(tree, dict):
+        return [leaf for name in sorted(tree) for leaf in _leaves(tree[name])]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for part in tree for leaf in _leaves(part)]
+    return [tree.detach() if isinstance(tree, torch.Tensor) else torch.from_numpy(tree.__array__().copy())]
+
+
+def _difference(left: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference, relative to the largest entry where that exceeds one."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return math.inf
+    return ((left - right).abs().max() / right.abs().max().clamp(min=1)).item()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Results as JSON, as a table for the terminal and as a table for the docs."""
+
+import json
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.workload import BATCHED, COMPILED, JAX, LOOP, OWN, TORCH_FUNC, Workload
+
+PEERS = (OWN, TORCH_FUNC, COMPILED, LOOP, BATCHED, JAX)
+
+
+@dataclass
+class Result:
+    """What was measured of a workload; `error` says what went wrong instead."""
+
+    workload: Workload
+    seconds: dict[str, float]
+    spread: dict[str, float]
+    difference: dict[str, float]
+    peak: dict[str, int]
+    notes: dict[str, str]
+    error: str | None = None
+
+    @property
+    def speed(self) -> float:
+        """The target peer's time over Lanewise's, or nan."""
+        peer = self.workload.target.peer
+        return self.seconds[peer] / self.seconds[OWN] if peer in self.seconds and OWN in self.seconds else math.nan
+
+    @property
+    def memory(self) -> float | None:
+        """Lanewise's peak memory over the target peer's, where it was measured."""
+        peer = self.workload.target.peer
+        return self.peak[OWN] / self.peak[peer] if peer in self.peak and OWN in self.peak else None
+
+    @property
+    def reached(self) -> bool:
+        limit, memory = self.workload.target.memory, self.memory
+        lean = limit is None or (memory is not None and memory <= limit)
+        return self.error is None and self.speed >= self.workload.target.speed and lean
+
+    @property
+    def verdict(self) -> str:
+        if self.error is not None:
+            return "FAILED"
+        return "ok" if self.reached else "below"
+
+
+def duration(seconds: float) -> str:
+    """A time in microseconds, or in milliseconds from one on."""
+    return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+
+
+def _cells(result: Result, peers: list[str]) -> list[str]:
+    target = result.workload.target
+    times = [duration(result.seconds[p]) if p in result.seconds else "-" for p in peers]
+    ratio, goal = f"{result.speed:.2f}", f"{target.speed:g} x {target.peer}"
+    if target.memory is not None:
+        ratio += f", memory {result.memory:.2f}" if result.memory is not None else ", memory -"
+        goal += f", memory {target.memory:g}"
+    return [result.workload.name, result.workload.about, *times, ratio, goal, result.verdict]
+
+
+def _present(results: list[Result]) -> list[str]:
+    return [p for p in PEERS if any(p in r.seconds for r in results)]
+
+
+def terminal(results: list[Result]) -> str:
+    """The results as an aligned table, grouped."""
+    peers = _present(results)
+    head = ["", *peers, "ratio", "target", ""]
+    lines: list[list[str]] = []
+    for group in dict.fromkeys(r.workload.group for r in results):
+        lines.append([f"{group}:"] + [""] * (len(head) - 1))
+        for result in results:
+            if result.workload.group == group:
+                cells = _cells(result, peers)
+                lines.append([f"  {cells[0]}", *cells[2:]])
+    widths = [max(len(row[i]) for row in [head, *lines]) for i in range(len(head))]
+    aligned = [
+        "  ".join(
+            cell.ljust(w) if i in (0, len(head) - 1) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))
+        )
+        for row in [head, *lines]
+    ]
+    notes = [f"{r.workload.name}: {r.error}" for r in results if r.error]
+    notes += [f"{r.workload.name}, {peer}: left out, {note}" for r in results for peer, note in r.notes.items()]
+    return "\n".join(line.rstrip() for line in aligned + notes)
+
+
+def markdown(results: list[Result]) -> str:
+    """The results as a table for the docs, with the machine under it."""
+    peers = _present(results)
+    head = ["workload", *peers, "ratio", "target", "reached"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(peers) + 1) + "---|---|"]
+    for result in results:
+        cells = _cells(result, peers)
+        lines.append("| " + " | ".join([cells[1], *cells[2:-1], "yes" if result.reached else "no"]) + " |")
+    where = environment()
+    lines += ["", f"torch {where['torch']}, Python {where['python']}, {where['cpu']}, one thread."]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(results: list[Result]) -> str:
+    """Everything that was measured."""
+    rows = [
+        {
+            "group": r.workload.group,
+            "name": r.workload.name,
+            "about": r.workload.about,
+            "seconds": r.seconds,
+            "spread": r.spread,
+            "difference": r.difference,
+            "peak_bytes": r.peak,
+            "target": {
+                "speed": r.workload.target.speed,
+                "peer": r.workload.target.peer,
+                "memory": r.workload.target.memory,
+            },
+            "speed": r.speed,
+            "memory": r.memory,
+            "reached": r.reached,
+            "left_out": r.notes,
+            "error": r.error,
+        }
+        for r in results
+    ]
+    return json.dumps({"environment": environment(), "results": rows}, indent=1) + "\n"
+
+
+def environment() -> dict[str, object]:
+    """The versions and the processor."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
