@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lanewise import functional_call, replace_all_batch_norm_modules_, stack_module_state, vmap
+from lanewise import functional_call, grad, replace_all_batch_norm_modules_, stack_module_state, vmap
 
 
 class Counter(nn.Module):
@@ -268,6 +268,21 @@ def test_plain_attributes_and_properties():
     assert state_of(module) == before and module.scale is scale and module.hidden is hidden
 
 
+def test_a_module_that_is_false():
+    class Empty(nn.Sequential):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x * self.scale
+
+        def __len__(self):
+            return 0
+
+    assert torch.equal(functional_call(Empty(), {"scale": torch.zeros(2)}, torch.ones(2)), torch.zeros(2))
+
+
 def test_parametrized_tensors():
     module, x = nn.Linear(3, 2, bias=False), torch.randn(3)
     parametrize.register_parametrization(module, "weight", Doubled())
@@ -340,6 +355,38 @@ def test_an_ensemble_by_vmap_is_the_loop_over_models():
     own_data = torch.randn(5, 6, 3)
     expected = torch.stack([model(rows) for model, rows in zip(models, own_data)])
     torch.testing.assert_close(vmap(run)(params, buffers, own_data), expected)
+
+
+def test_buffers_of_an_ensemble_are_rebound_lane_by_lane():
+    models = [Counter() for _ in range(3)]
+    params, buffers = stack_module_state(models)
+    buffers["rebound"] = torch.tensor([0.0, 10.0, 20.0])
+
+    def run(params, buffers, x):
+        out = functional_call(models[0], (params, buffers), x)
+        return out, buffers
+
+    out, after = vmap(run, in_dims=(0, 0, None))(params, buffers, torch.ones(3))
+    assert torch.equal(out, params["weight"])
+    assert torch.equal(after["rebound"], torch.tensor([1.0, 11.0, 21.0]))
+    assert torch.equal(after["written"], torch.ones(3))
+    assert torch.equal(buffers["rebound"], torch.tensor([0.0, 10.0, 20.0]))
+
+
+def test_per_sample_gradients_are_those_of_a_loop():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    inputs, targets = torch.randn(5, 3), torch.randn(5, 2)
+
+    def loss(params, x, target):
+        return (functional_call(model, params, x) - target).square().sum()
+
+    grads = vmap(grad(loss), in_dims=(None, 0, 0))(params, inputs, targets)
+    for i in range(5):
+        model.zero_grad()
+        (model(inputs[i]) - targets[i]).square().sum().backward()
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(grads[name][i], value.grad)
 
 
 def with_frozen_part(frozen):

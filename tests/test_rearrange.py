@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import rearrange
+from lanewise import grad, rearrange, vmap
 
 IMAGES = torch.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
 
@@ -75,6 +75,17 @@ def test_gradient_goes_back_to_its_place():
             for c in range(3):
                 expected[2 * a + b, c] = weights[b, 2 * c + a]
     assert x.grad is not None and torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("in_dim", [0, 1, 3])
+def test_inside_transforms(in_dim):
+    lanes = IMAGES.movedim(0, in_dim)
+    result = vmap(lambda x: rearrange(x, "c (h p) ... -> p (... c) h", p=2), in_dims=in_dim)(lanes)
+    expected = IMAGES.reshape(2, 3, 2, 2, 6).permute(0, 3, 4, 1, 2).reshape(2, 2, 18, 2)
+    assert torch.equal(result, expected)
+    weights = torch.arange(72.0).reshape(6, 12)
+    slope = vmap(grad(lambda x: (rearrange(x, "c h w -> w (c h)") * weights).sum()), in_dims=in_dim)(lanes)
+    assert torch.equal(slope, weights.reshape(6, 3, 4).permute(1, 2, 0).expand(2, 3, 4, 6))
 
 
 @pytest.mark.parametrize(

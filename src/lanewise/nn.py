@@ -11,6 +11,8 @@ from torch.nn.utils import parametrize
 from lanewise._torch_compat import BatchNormBase, forget_parametrized
 from lanewise.errors import ArgumentError, TransformError
 
+_ABSENT = object()
+
 
 def functional_call(
     module: nn.Module,
@@ -181,29 +183,29 @@ class _GivenTensor(nn.Module):
 class _Slot:
     """The one place of a module that holds a tensor: the dict that its owner keeps it in, and the key there."""
 
+    __slots__ = ("owner", "attribute", "store", "parametrized", "held", "before")
+
     def __init__(self, owner: nn.Module, attribute: str) -> None:
-        self.owner, self.attribute = owner, attribute
-        self.parametrized = parametrize.is_parametrized(owner, attribute)
+        self.owner, self.attribute, self.parametrized = owner, attribute, False
         self.store: Any
         if attribute in owner._parameters:
             self.store = owner._parameters
         elif attribute in owner._buffers:
             self.store = owner._buffers
-        elif self.parametrized:
+        elif parametrize.is_parametrized(owner, attribute):
+            self.parametrized = True
             self.store = owner.get_submodule("parametrizations")._modules
-        elif isinstance(getattr(type(owner), attribute, None), property):
-            self.store = _Properties(owner)
         else:
-            self.store = vars(owner)
-        self.held = self.filled()
-        self.before = self.store[attribute] if self.held else None
-        if not self.parametrized:
-            now = self.before if self.held else getattr(owner, attribute, None)
+            is_property = isinstance(getattr(type(owner), attribute, None), property)
+            self.store = _Properties(owner) if is_property else vars(owner)
+            now = getattr(owner, attribute, None)
             if now is not None and not isinstance(now, Tensor):
                 raise TypeError(
                     f"functional_call: attribute `{attribute}` of {owner._get_name()}: {type(now).__name__} is not an "
                     "instance of torch.Tensor"
                 )
+        self.held = attribute in self.store
+        self.before = self.store[attribute] if self.held else None
 
     def filled(self) -> bool:
         return self.attribute in self.store
@@ -231,6 +233,7 @@ class _Slot:
 def _slots(module: nn.Module, values: dict[str, Tensor]) -> dict[str, _Slot]:
     """The slot of each name. A submodule shared under two names has one place under both, for one value."""
     slots: dict[str, _Slot] = {}
+    owners: dict[str, nn.Module] = {"": module}
     first_names: dict[tuple[int, str], str] = {}
     for name, value in values.items():
         path, _, attribute = name.rpartition(".")
@@ -238,7 +241,9 @@ def _slots(module: nn.Module, values: dict[str, Tensor]) -> dict[str, _Slot]:
             raise KeyError(f'functional_call: tensor name can\'t be empty string "", but one of the names is {name!r}')
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"functional_call: the value of {name!r}, {value!r}, is not an instance of torch.Tensor")
-        owner = _submodule(module, path)
+        if path not in owners:
+            owners[path] = _submodule(module, path)
+        owner = owners[path]
         first = first_names.setdefault((id(owner), attribute), name)
         if values[first] is not value:
             raise ArgumentError(
@@ -250,14 +255,15 @@ def _slots(module: nn.Module, values: dict[str, Tensor]) -> dict[str, _Slot]:
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module:
-    for step in path.split(".") if path else ():
-        if not hasattr(module, step):
+    for step in path.split("."):
+        part = module._modules[step] if step in module._modules else getattr(module, step, _ABSENT)
+        if part is _ABSENT:
             raise AttributeError(
                 f"{module._get_name()} has no attribute `{step}` (functional_call: submodule {path!r})"
             )
-        module = getattr(module, step)
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"functional_call: submodule `{path}`: {module} is not an instance of torch.nn.Module")
+        if not isinstance(part, nn.Module):
+            raise TypeError(f"functional_call: submodule `{path}`: {part} is not an instance of torch.nn.Module")
+        module = part
     return module
 
 
