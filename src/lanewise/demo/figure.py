@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -18,7 +17,6 @@ WRONG, RIGHT, SECOND = "#c8102e", "#3b6ea8", "#e0a030"
 
 def save(path: Path, digits: Digits, predicted: Tensor, norm: Tensor, share: Tensor) -> None:
     """Write the figure as PNG. `predicted`, `norm` and `share` are [N] over the training images."""
-    matplotlib.use("Agg")
     figure = Figure(figsize=(14, 7.6), layout="constrained")
     figure.suptitle("Wrong labels found by the size of their gradients", fontsize=17, fontweight="bold")
     grid = figure.add_gridspec(1, 2, width_ratios=(1.5, 1))
