@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lanewise import grad, jvp, vjp, vmap
+
+pytestmark = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
 from tests.oracles import SECOND, assert_same, autograd_grad, difference, loop_vmap, loss
 
 
