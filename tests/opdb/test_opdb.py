@@ -1,4 +1,4 @@
-"""A seeded share of op_db (all of it with LANEWISE_FULL=1) through compositions: right, or a known gap that still is one.
+"""A seeded share of op_db (all of it with LANEWISE_FULL=1) through compositions: right, or still a known gap.
 
 The ops of a group run in a child process, so a crash is one failed op and not the end of the test run.
 """
