@@ -1,7 +1,6 @@
 """Entry of `python -m benchmarks`."""
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -16,10 +15,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import torch
 
 from benchmarks import call, ensemble, jacobians, per_sample, training  # noqa: F401  (they register workloads)
+from benchmarks.compare import compare, first_line
 from benchmarks.measure import round_robin
 from benchmarks.memory import peak_bytes
 from benchmarks.report import Result, as_json, markdown, terminal
-from benchmarks.workload import COMPILED, JAX, OWN, TORCH_FUNC, WORKLOADS, Peers, Workload
+from benchmarks.workload import COMPILED, JAX, OWN, TORCH_FUNC, WORKLOADS, Workload
 
 DOCS = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
@@ -70,7 +70,7 @@ def _measure(workload: Workload, options: argparse.Namespace) -> Result:
         peers = workload.build()
         if options.compile:
             peers[COMPILED] = torch.compile(peers[TORCH_FUNC])
-        _compare(peers, workload, result)
+        result.difference, result.notes = compare(peers, workload.tolerance)
         rounds, block = (5, 0.004) if options.quick else (15, 0.02)
         clocks = {JAX: time.process_time}  # XLA works in threads of its own
         for name, timing in round_robin(peers, rounds=rounds, block=block, clocks=clocks).items():
@@ -80,40 +80,8 @@ def _measure(workload: Workload, options: argparse.Namespace) -> Result:
             result.peak.update({name: peak_bytes(peers[name]) for name in sorted(measured)})
     except Exception as error:
         traceback.print_exc()
-        result.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        result.error = first_line(error)
     return result
-
-
-def _compare(peers: Peers, workload: Workload, result: Result) -> None:
-    """Run every peer once; leave out one that cannot do the work, and fail where one differs from Lanewise."""
-    own = _leaves(peers[OWN]())
-    for name in [n for n in peers if n != OWN]:
-        try:
-            other = _leaves(peers[name]())
-        except Exception as error:
-            result.notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            del peers[name]
-            continue
-        difference = max((_difference(a, b) for a, b in zip(own, other, strict=True)), default=math.nan)
-        result.difference[name] = difference
-        if not difference <= workload.tolerance:
-            raise AssertionError(f"{name} differs from {OWN} by {difference:.1e}")
-
-
-def _leaves(tree: object) -> list[torch.Tensor]:
-    """The arrays of a result in order, as tensors; dictionaries by name, for JAX sorts them."""
-    if isinstance(tree, dict):
-        return [leaf for name in sorted(tree) for leaf in _leaves(tree[name])]
-    if isinstance(tree, (tuple, list)):
-        return [leaf for part in tree for leaf in _leaves(part)]
-    return [tree.detach() if isinstance(tree, torch.Tensor) else torch.from_numpy(tree.__array__().copy())]
-
-
-def _difference(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest difference, relative to the largest entry where that exceeds one."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return math.inf
-    return ((left - right).abs().max() / right.abs().max().clamp(min=1)).item()
 
 
 if __name__ == "__main__":
