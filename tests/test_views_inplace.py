@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lanewise import grad, jvp, vjp, vmap
+from tests.oracles import SECOND, assert_same, autograd_grad, difference, loop_vmap, loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
-from tests.oracles import SECOND, assert_same, autograd_grad, difference, loop_vmap, loss
 
 
 def _in_place_chain(x):
