@@ -1,0 +1,176 @@
+"""Scaled dot-product attention and the fused layers built on it. Lanes are folded into the batch dim N."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lanewise._core.batch import BatchLevel
+from lanewise._rules.batch.families import decompose, lane_rule
+
+aten = torch.ops.aten
+
+
+def _fold(level: BatchLevel, tensor: Tensor) -> Tensor:
+    """[B, N, *S] or [N, *S] -> [B * N, *S]"""
+    return level.expanded(tensor).flatten(0, 1)
+
+
+def _fold_mask(level: BatchLevel, mask: Tensor | None, images: int) -> Tensor | None:
+    """A mask [B, L, S] or [B, N or 1, H or 1, L, S], or either without B, as one for `B * N` images.
+
+    A mask without lanes stays as it is where it is the same for all images.
+    """
+    if mask is None:
+        return None
+    if not level.mapped(mask) and (mask.dim() == 2 or mask.shape[0] == 1):
+        return mask
+    value = level.expanded(mask)
+    if mask.dim() == 2:
+        value = value[:, None, None]
+    return value.expand(level.size, images, *value.shape[2:]).flatten(0, 1)
+
+
+@lane_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """query [B, N, H, L, E], key and value [B, N, H, S, E] -> out [B, N, H, L, E], logsumexp [B, N, L, H]"""
+    lanes, images = level.size, query.shape[0]
+    parts = aten._scaled_dot_product_flash_attention_for_cpu(
+        *[_fold(level, t) for t in (query, key, value)],
+        dropout_p,
+        is_causal,
+        attn_mask=_fold_mask(level, attn_mask, images),
+        scale=scale,
+    )
+    return tuple(t.unflatten(0, (lanes, images)) for t in parts)
+
+
+@lane_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_attention_backward(
+    level, grad, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
+    """grad, out [B, N, H, L, E] -> gradients in query, key and value
+
+    torch's kernel has no derivative of its own, so where one is wanted below, the formula is written out.
+    """
+    lanes, images = level.size, query.shape[0]
+    folded = [_fold(level, t) for t in (grad, query, key, value, out, logsumexp)]
+    mask = _fold_mask(level, attn_mask, images)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in folded):
+        parts = attention_backward_formula(*folded[:4], mask, is_causal, scale)
+    else:
+        parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *folded, dropout_p, is_causal, attn_mask=mask, scale=scale
+        )
+    return tuple(t.unflatten(0, (lanes, images)) for t in parts)
+
+
+def attention_backward_formula(grad, query, key, value, mask, is_causal, scale):
+    """Gradients of softmax(scale q k' + mask) v in q, k and v, by differentiable operations."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scale * query @ key.mT
+    if is_causal:
+        rows, columns = scores.shape[-2:]
+        ahead = torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(ahead, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    grad_weights = grad @ value.mT
+    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))
+    return scale * grad_scores @ key, scale * grad_scores.mT @ query, weights.mT @ grad
+
+
+@lane_rule(aten._fused_sdp_choice.default, raw=True)
+def fused_choice(
+    level, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+):
+    """The kernel that torch picks for one lane's shapes, if it is one that has a rule here; else the plain formula"""
+    flash = query.device.type == "cpu" and query.dim() == 4 and dropout_p == 0.0 and not enable_gqa
+    if not flash:
+        return int(torch.nn.attention.SDPBackend.MATH.value)
+    lane = [torch.empty(t.shape, dtype=t.dtype) for t in (query, key, value)]
+    return torch._fused_sdp_choice(*lane, None, dropout_p, is_causal, scale=scale)
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _multi_head_attention(
+    query,
+    key,
+    value,
+    embed_dim,
+    heads,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
+):
+    """query [N, L, E], key and value [N, S, E] -> out [N, L, E] and weights [N, L, S] or [N, heads, L, S]"""
+    parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    q, k, v = (F.linear(x, w, b).unflatten(-1, (heads, embed_dim // heads)).transpose(1, 2) for x, w, b in parts)
+    scores = q @ k.mT / math.sqrt(embed_dim // heads)
+    if mask is not None:
+        if mask_type == 1:
+            mask = mask[:, None, None, :]
+        scores = scores.masked_fill(mask, -math.inf)
+    weights = torch.softmax(scores, -1)
+    out = F.linear((weights @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
+    if not need_weights:
+        return out, out.new_empty(0)
+    return out, weights.mean(1) if average_attn_weights else weights
+
+
+decompose(aten._native_multi_head_attention.default, _multi_head_attention)
+
+
+def _encoder_layer(
+    x,
+    embed_dim,
+    heads,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    use_gelu,
+    norm_first,
+    eps,
+    norm_weight_1,
+    norm_bias_1,
+    norm_weight_2,
+    norm_bias_2,
+    ffn_weight_1,
+    ffn_bias_1,
+    ffn_weight_2,
+    ffn_bias_2,
+    mask=None,
+    mask_type=None,
+):
+    """x [N, L, E] -> [N, L, E]"""
+    attention = (embed_dim, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type)
+    act = F.gelu if use_gelu else F.relu
+
+    def feed_forward(y):
+        return F.linear(act(F.linear(y, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
+
+    def norm_1(y):
+        return F.layer_norm(y, [embed_dim], norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(y):
+        return F.layer_norm(y, [embed_dim], norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        y = norm_1(x)
+        x = x + _multi_head_attention(y, y, y, *attention)[0]
+        return x + feed_forward(norm_2(x))
+    x = norm_1(x + _multi_head_attention(x, x, x, *attention)[0])
+    return norm_2(x + feed_forward(x))
+
+
+decompose(aten._transformer_encoder_layer_fwd.default, _encoder_layer)

@@ -1,0 +1,178 @@
+"""Embedding tables and bags. A table with lanes is read as one table of `B * V` rows, with indices shifted by lane."""
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import Plane
+from lanewise._rules.batch.families import lane_rule
+
+aten = torch.ops.aten
+
+
+def _shifted(level: BatchLevel, indices: Tensor, rows: int) -> Tensor:
+    """indices [B, *I] into a table of each lane -> into all tables, one below the other"""
+    offsets = torch.arange(level.size, dtype=indices.dtype, device=indices.device) * rows
+    return indices + offsets.view(-1, *([1] * (indices.dim() - 1)))
+
+
+@lane_rule(aten.embedding.default)
+def embedding(level, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    """weight [B, V, D], indices [B, *I], either without B -> [B, *I, D]
+
+    The last three arguments are about the gradient, which a plane below may take: frequencies are counted in each lane,
+    and the row at `padding_idx` gets none.
+    """
+    rows, width = weight.shape
+    if not level.mapped(weight) and not scale_grad_by_freq:
+        return torch.embedding(weight, indices.value, padding_idx, scale_grad_by_freq, sparse)
+    table = level.expanded(weight)
+    if not level.mapped(indices) and not scale_grad_by_freq:
+        out = table.index_select(1, indices.reshape(-1)).reshape(level.size, *indices.shape, width)
+    else:
+        places = _shifted(level, level.expanded(indices), rows)
+        out = torch.embedding(table.reshape(level.size * rows, width), places, -1, scale_grad_by_freq, sparse)
+    if padding_idx >= 0 and torch.is_grad_enabled() and (out.requires_grad or isinstance(out, Plane)):
+        with torch.no_grad():
+            fixed = out.clone()
+        out = torch.where((level.expanded(indices) == padding_idx).unsqueeze(-1), fixed, out)
+    return out
+
+
+@lane_rule(aten.embedding_dense_backward.default)
+def embedding_backward(level, grad, indices, rows, padding_idx, scale_grad_by_freq):
+    """grad [B, *I, D], indices [B, *I] -> [B, rows, D]; lanes of grad alone go into its width"""
+    lanes = level.size
+    if not level.mapped(indices):
+        folded = grad.value.movedim(0, -2).flatten(-2)
+        out = torch.embedding_dense_backward(folded, indices, rows, padding_idx, scale_grad_by_freq)
+        return out.unflatten(1, (lanes, grad.shape[-1])).transpose(0, 1)
+    grad, indices = level.expanded(grad), indices.value
+    if padding_idx >= 0:
+        grad = grad.masked_fill((indices == padding_idx).unsqueeze(-1), 0)
+    places = _shifted(level, indices, rows)
+    out = torch.embedding_dense_backward(grad, places, lanes * rows, -1, scale_grad_by_freq)
+    return out.unflatten(0, (lanes, rows))
+
+
+@lane_rule(aten.embedding_renorm_.default)
+def embedding_renorm_(level, weight, indices, max_norm, norm_type):
+    """weight [B, V, D], indices [B, *I]: the rows named are shortened to max_norm"""
+    table = weight.value
+    places = _shifted(level, level.expanded(indices), table.shape[1])
+    flat = table.reshape(-1, table.shape[2])
+    torch.embedding_renorm_(flat, places.reshape(-1), max_norm, norm_type)
+    if not table.is_contiguous():
+        table.copy_(flat.view(table.shape))
+
+
+# --- bags ------------------------------------------------------------------------------------------------------------
+
+SUM, MEAN, MAX = range(3)
+
+
+def _bag_of_each(offsets: Tensor, count: int) -> Tensor:
+    """offsets [B, bags] -> [B, count], the bag that each position belongs to"""
+    places = torch.arange(count, dtype=offsets.dtype, device=offsets.device).expand(offsets.shape[0], count)
+    return torch.searchsorted(offsets.contiguous(), places.contiguous(), right=True) - 1
+
+
+def _embedding_bag(op):
+    @lane_rule(op)
+    def embedding_bag(
+        level,
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq=False,
+        mode=SUM,
+        sparse=False,
+        per_sample_weights=None,
+        include_last_offset=False,
+        padding_idx=-1,
+    ):
+        """weight [B, V, D], indices [B, n], offsets [B, bags] -> out [B, bags, D], the bag of each index [B, n], the
+        bag sizes [B, bags], and for `max` the index that won [B, bags, D]
+
+        The bags of all lanes lie behind one another. A last offset becomes a bag of its own, which is dropped.
+        """
+        lanes, (rows, width), count = level.size, weight.shape, indices.shape[0]
+        table, places, starts = weight, level.expanded(indices), level.expanded(offsets)
+        bags = _bag_of_each(starts, count)
+        if level.mapped(weight) or scale_grad_by_freq:
+            table = level.expanded(weight).reshape(lanes * rows, width)
+            shifted = _shifted(level, places, rows)
+            # A padding index is skipped, so all lanes may name one row for it.
+            places = shifted if padding_idx < 0 else torch.where(places == padding_idx, padding_idx, shifted)
+        weights = None if per_sample_weights is None else level.expanded(per_sample_weights).reshape(-1)
+        out, _, sizes, won = op(
+            table,
+            places.reshape(-1),
+            _shifted(level, starts, count).reshape(-1),
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            weights,
+            False,
+            padding_idx,
+        )
+        kept = starts.shape[1] - include_last_offset
+        out, sizes = (t.reshape(lanes, starts.shape[1], *t.shape[1:])[:, :kept] for t in (out, sizes))
+        won = won.reshape(lanes, starts.shape[1], width)[:, :kept] % max(rows, 1) if mode == MAX else sizes
+        return out, bags, sizes, won
+
+
+_embedding_bag(aten._embedding_bag.default)
+_embedding_bag(aten._embedding_bag_forward_only.default)
+
+
+def _slopes_of_each(level, grad, indices, offsets, bags, padding_idx):
+    """grad [B, bags, D] -> indices [B, n] and the slope that each of them gets [B, n, D], none for padding"""
+    grad, indices = level.expanded(grad), level.expanded(indices)
+    count = indices.shape[1]
+    bags = level.expanded(bags) if bags.numel() == count else _bag_of_each(level.expanded(offsets), count)
+    skipped = (bags >= grad.shape[1]) | (indices == padding_idx)
+    where = bags.clamp(max=max(grad.shape[1] - 1, 0)).unsqueeze(2).expand(-1, -1, grad.shape[2])
+    return indices, grad.gather(1, where).masked_fill(skipped.unsqueeze(2), 0)
+
+
+@lane_rule(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    level,
+    grad,
+    indices,
+    offsets,
+    bags,
+    sizes,
+    won,
+    rows,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):
+    """grad [B, bags, D], indices [B, n] -> gradient in weight [B, rows, D], dense"""
+    sizes = level.expanded(sizes).unsqueeze(2)
+    if mode == MAX:
+        slopes = level.expanded(grad).masked_fill(sizes == 0, 0)
+        return slopes.new_zeros(level.size, rows, slopes.shape[2]).scatter_add(1, level.expanded(won), slopes)
+    if mode == MEAN:
+        grad = level.wrap(level.expanded(grad) / sizes.clamp(min=1))
+    indices, slopes = _slopes_of_each(level, grad, indices, offsets, bags, padding_idx)
+    if per_sample_weights is not None:
+        slopes = slopes * level.expanded(per_sample_weights).unsqueeze(2)
+    places = _shifted(level, indices, rows)
+    out = torch.embedding_dense_backward(slopes, places, level.size * rows, -1, scale_grad_by_freq)
+    return out.unflatten(0, (level.size, rows))
+
+
+@lane_rule(aten._embedding_bag_per_sample_weights_backward.default)
+def embedding_bag_weights_backward(level, grad, weight, indices, offsets, bags, mode, padding_idx=-1):
+    """grad [B, bags, D], weight [B, V, D], indices [B, n] -> gradient in per_sample_weights [B, n]"""
+    indices, slopes = _slopes_of_each(level, grad, indices, offsets, bags, padding_idx)
+    if level.mapped(weight):
+        rows = weight.value.gather(1, indices.unsqueeze(2).expand(-1, -1, weight.shape[1]))
+    else:
+        rows = weight[indices]
+    return (slopes * rows).sum(2)

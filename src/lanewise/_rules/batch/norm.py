@@ -1,0 +1,300 @@
+"""Normalisation layers. Lanes go into the rows, the batch or the channels, so that one kernel serves all of them."""
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import lift
+from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise.errors import TransformError, at_user_line
+
+aten = torch.ops.aten
+
+
+def _rows(level: BatchLevel, value: Tensor, rank: int) -> Tensor:
+    """A mapped operand [B, *S] of lower rank, ready to broadcast with `[B, *T]` of `rank` logical dims."""
+    return value.reshape(level.size, *([1] * (rank - value.dim() + 1)), *value.shape[1:])
+
+
+def _scaled(level: BatchLevel, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """value [B, *T] * weight + bias, both of trailing shape, mapped or not"""
+    rank = value.dim() - 1
+    if weight is not None:
+        value = value * (_rows(level, weight.value, rank) if level.mapped(weight) else weight)
+    if bias is not None:
+        value = value + (_rows(level, bias.value, rank) if level.mapped(bias) else bias)
+    return value
+
+
+def _tracked(*tensors: Tensor | None) -> bool:
+    """Whether somebody below differentiates through these values."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# --- layer norm ------------------------------------------------------------------------------------------------------
+
+
+@lane_rule(aten.native_layer_norm.default, guarded=False)
+def layer_norm(level, x, shape, weight, bias, eps):
+    """x [B, *S, *shape], weight and bias [B, *shape] -> out, mean and rstd [B, *S, 1...]"""
+    value = level.physical(x)
+    if level.mapped(weight) or level.mapped(bias):
+        out, mean, rstd = torch.native_layer_norm(value, shape, None, None, eps)
+        if not level.mapped(x):
+            out, mean, rstd = (t.expand(level.size, *t.shape) for t in (out, mean, rstd))
+        return _scaled(level, out, weight, bias), mean, rstd
+    return torch.native_layer_norm(value, shape, weight, bias, eps)
+
+
+@lane_rule(aten.native_layer_norm_backward.default, guarded=False)
+def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_mask):
+    """grad, x [B, *S, *shape], mean, rstd [B, *S, 1...] -> gradients in x, weight [B, *shape] and bias [B, *shape]"""
+    grad, x, mean, rstd = (level.expanded(t) for t in (grad, x, mean, rstd))
+    outer = list(range(1, grad.dim() - len(shape)))
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scale, slopes = weight, grad
+        if level.mapped(weight):
+            scale, slopes = None, _scaled(level, grad, weight, None)
+        parts = aten.native_layer_norm_backward(
+            slopes,
+            x,
+            shape,
+            mean,
+            rstd,
+            scale,
+            level.physical(bias) if scale is not None else None,
+            [True, False, False],
+        )
+        grad_x = parts[0]
+    if output_mask[1] and weight is not None:
+        grad_weight = grad * (x - mean) * rstd
+        grad_weight = grad_weight.sum(outer) if outer else grad_weight
+    if output_mask[2] and bias is not None:
+        grad_bias = grad.sum(outer) if outer else grad.clone()
+    return grad_x, grad_weight, grad_bias
+
+
+# --- root mean square norm -------------------------------------------------------------------------------------------
+
+
+@lane_rule(aten._fused_rms_norm_backward.default)
+def rms_norm_backward(level, grad, x, shape, rstd, weight, output_mask):
+    """grad, x [B, *S, *shape], rstd [B, *S, 1...] -> gradients in x and weight [B, *shape]"""
+    grad, x, rstd = (level.expanded(t) for t in (grad, x, rstd))
+    inner = list(range(grad.dim() - len(shape), grad.dim()))
+    outer = list(range(1, grad.dim() - len(shape)))
+    unit = x * rstd
+    grad_x = grad_weight = None
+    if output_mask[0]:
+        slopes = _scaled(level, grad, weight, None)
+        grad_x = (slopes - unit * (slopes * unit).mean(inner, keepdim=True)) * rstd
+    if output_mask[1] and weight is not None:
+        grad_weight = (grad * unit).sum(outer) if outer else grad * unit
+    return grad_x, grad_weight
+
+
+# --- group norm ------------------------------------------------------------------------------------------------------
+
+
+def _affine(level: BatchLevel, parameter: Tensor | None) -> Tensor | None:
+    """A parameter [B, C] or [C] as [B * C]"""
+    return None if parameter is None else level.expanded(parameter).reshape(-1)
+
+
+@lane_rule(aten.native_group_norm.default, guarded=False)
+def group_norm(level, x, weight, bias, images, channels, positions, groups, eps):
+    """x [B, N, C, *sp], weight and bias [B, C] -> out, mean and rstd [B, N, groups]"""
+    lanes, value = level.size, level.physical(x)
+    own = not level.mapped(weight) and not level.mapped(bias)
+    if level.mapped(x):
+        value = value.flatten(0, 1)
+        images = lanes * images
+    scale, shift = (weight, bias) if own else (None, None)
+    value = value if value.is_contiguous() else value.contiguous()
+    parts = aten.native_group_norm(value, scale, shift, images, channels, positions, groups, eps)
+    if level.mapped(x):
+        parts = [t.unflatten(0, (lanes, x.shape[0])) for t in parts]
+    else:
+        parts = [t.expand(lanes, *t.shape) for t in parts]
+    out, mean, rstd = parts
+    if not own:
+        out = _scaled_channels(level, out, weight, bias)
+    return out, mean, rstd
+
+
+@lane_rule(aten.native_group_norm_backward.default)
+def group_norm_backward(level, grad, x, mean, rstd, weight, images, channels, positions, groups, output_mask):
+    """grad, x [B, N, C, *sp], mean, rstd [B, N, groups] -> gradients in x, weight [B, C] and bias [B, C]
+
+    torch's kernel has no derivative of its own, so where one is wanted below, the formula is written out.
+    """
+    lanes, shape = level.size, x.shape
+    grad, x, mean, rstd = (level.expanded(t) for t in (grad, x, mean, rstd))
+    if _tracked(grad, x, mean, rstd, level.physical(weight) if weight is not None else None):
+        scale = None if weight is None else level.expanded(weight)
+        return _group_norm_backward_formula(grad, x, mean, rstd, scale, groups, output_mask)
+    folded = [t.transpose(0, 1).reshape(images, lanes * t.shape[2], *t.shape[3:]) for t in (grad, x, mean, rstd)]
+    parts = aten.native_group_norm_backward(
+        *folded, _affine(level, weight), images, lanes * channels, positions, lanes * groups, output_mask
+    )
+    grad_x, grad_weight, grad_bias = parts
+    if output_mask[0]:
+        grad_x = grad_x.reshape(images, lanes, *shape[1:]).transpose(0, 1)
+    grad_weight = grad_weight.view(lanes, channels) if output_mask[1] else None
+    grad_bias = grad_bias.view(lanes, channels) if output_mask[2] else None
+    return grad_x if output_mask[0] else None, grad_weight, grad_bias
+
+
+def _group_norm_backward_formula(grad, x, mean, rstd, weight, groups, output_mask):
+    lanes, images, channels, *extent = x.shape
+    grouped = (lanes, images, groups, channels // groups, *extent)
+    ones = [1] * (len(extent) + 1)
+    inner = list(range(3, len(grouped)))
+    unit = (x.reshape(grouped) - mean.reshape(lanes, images, groups, *ones)) * rstd.reshape(
+        lanes, images, groups, *ones
+    )
+    slopes = grad if weight is None else grad * weight.reshape(lanes, 1, channels, *ones[1:])
+    slopes = slopes.reshape(grouped)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        centred = slopes - slopes.mean(inner, keepdim=True) - unit * (slopes * unit).mean(inner, keepdim=True)
+        grad_x = (centred * rstd.reshape(lanes, images, groups, *ones)).reshape(x.shape)
+    over = [1, *range(3, x.dim())]
+    if output_mask[1]:
+        grad_weight = (grad * unit.reshape(x.shape)).sum(over)
+    if output_mask[2]:
+        grad_bias = grad.sum(over)
+    return grad_x, grad_weight, grad_bias
+
+
+# --- batch norm ------------------------------------------------------------------------------------------------------
+
+
+def _into_channels(level: BatchLevel, x: Tensor) -> Tensor:
+    """x [B, N, C, *sp] -> [N, B * C, *sp]"""
+    return level.expanded(x).transpose(0, 1).flatten(1, 2)
+
+
+def _out_of_channels(level: BatchLevel, x: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `_into_channels`; `like` [N, C, *sp] is one lane."""
+    return x.reshape(like.shape[0], level.size, *like.shape[1:]).transpose(0, 1)
+
+
+def _written_statistics(level: BatchLevel, x: Tensor, mean: Tensor | None, var: Tensor | None) -> None:
+    """Before a kernel updates running statistics: they need lanes where the input has them."""
+    for name, statistic in (("running_mean", mean), ("running_var", var)):
+        if statistic is None or level.mapped(statistic):
+            continue
+        if level.owns(statistic):
+            lift(statistic)
+        elif level.mapped(x):
+            raise TransformError(
+                at_user_line(
+                    "vmap: Batch norm got a batched tensor as input while the running_mean or running_var, which will "
+                    f"be updated in place, were not batched: `{name}` {list(statistic.shape)} was made outside the "
+                    "mapped function, and each lane would update it with statistics of its own",
+                    "module.eval()                                       # use the running statistics as they are\n"
+                    "torch.nn.GroupNorm(groups, channels)                # statistics of one example\n"
+                    "lanewise.replace_all_batch_norm_modules_(module)    # batch norm without running statistics\n"
+                    "vmap(f)(xs, buffers)                                # running statistics for each lane, passed in",
+                )
+            )
+
+
+def _batch_norm(level, op, x, weight, bias, mean, var, options, training):
+    """One kernel: over the input alone, over `B * N` images, or over `B * C` channels."""
+    lanes, statistics_vary = level.size, level.mapped(mean) or level.mapped(var)
+    given = [] if mean is None and op is aten._native_batch_norm_legit.no_stats else [mean, var]
+    if not level.mapped(x) and not statistics_vary:
+        out, *saved = op(x, None, None, *given, *options)
+        out, *saved = (t.expand(lanes, *t.shape) for t in (out, *saved))
+        return (_scaled_channels(level, out, weight, bias), *saved)
+    if not training and not statistics_vary:
+        own = not level.mapped(weight) and not level.mapped(bias)
+        out, *saved = op(x.value.flatten(0, 1), *((weight, bias) if own else (None, None)), *given, *options)
+        out = out.unflatten(0, (lanes, x.shape[0]))
+        saved = [t.expand(lanes, *t.shape) for t in saved]
+        return (out if own else _scaled_channels(level, out, weight, bias), *saved)
+    statistics = [_affine(level, t) for t in given]
+    out, *saved = op(_into_channels(level, x), *[_affine(level, t) for t in (weight, bias)], *statistics, *options)
+    if training:
+        for statistic, written in zip(given, statistics, strict=True):
+            if statistic is not None and not statistic.value.is_contiguous():
+                statistic.value.copy_(written.view(statistic.value.shape))
+    saved = [t.reshape(lanes, t.numel() // lanes if lanes else 0) for t in saved]
+    return (_out_of_channels(level, out, x), *saved)
+
+
+def _scaled_channels(level, out, weight, bias):
+    """out [B, N, C, *sp] * weight + bias"""
+    ones = [1] * (out.dim() - 3)
+    weight, bias = (
+        None if t is None else (t.value.reshape(level.size, 1, -1, *ones) if level.mapped(t) else t.reshape(-1, *ones))
+        for t in (weight, bias)
+    )
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
+
+
+def _batch_norm_rule(op, read):
+    """Register `op`; `read` sorts its arguments after the bias into mean, var, whether it trains, and the options."""
+
+    @lane_rule(op, raw=True, same_plane=True)
+    def batch_norm(level, x, weight, bias, *rest):
+        """x [B, N, C, *sp]; weight, bias, running_mean, running_var [B, C] -> out, and statistics for later"""
+        mean, var, training, options = read(*rest)
+        if training:
+            _written_statistics(level, x, mean, var)
+        operands = (x, weight, bias, mean, var)
+        if not any(level.mapped(t) for t in operands):
+            plain = [None if t is None else level.physical(t) for t in operands[:3]]
+            kept = [level.physical(t) if isinstance(t, Tensor) else t for t in rest]
+            return tuple(level.adopt(t) for t in level.below(op, *plain, *kept))
+        operands = [t.value if level.owns(t) and not level.mapped(t) else t for t in operands]
+        out = level.below(_batch_norm, level, op, *operands, options, training)
+        return tuple(level.wrap(t) for t in out)
+
+
+_batch_norm_rule(aten.native_batch_norm.default, lambda mean, var, training, *o: (mean, var, training, (training, *o)))
+_batch_norm_rule(
+    aten._native_batch_norm_legit.default, lambda mean, var, training, *o: (mean, var, training, (training, *o))
+)
+_batch_norm_rule(aten._native_batch_norm_legit.no_stats, lambda training, *o: (None, None, training, (training, *o)))
+_batch_norm_rule(aten._native_batch_norm_legit_no_training.default, lambda mean, var, *o: (mean, var, False, o))
+_batch_norm_rule(aten._batch_norm_with_update.default, lambda mean, var, *o: (mean, var, True, o))
+_batch_norm_rule(aten._batch_norm_no_update.default, lambda mean, var, *o: (mean, var, False, o))
+
+
+@lane_rule(aten.native_batch_norm_backward.default)
+def batch_norm_backward(level, grad, x, weight, mean, var, save_mean, save_invstd, train, eps, output_mask):
+    """grad, x [B, N, C, *sp] -> gradients in x, weight [B, C] and bias [B, C]"""
+    statistics = [_affine(level, t) for t in (weight, mean, var, save_mean, save_invstd)]
+    grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
+        _into_channels(level, grad), _into_channels(level, x), *statistics, train, eps, output_mask
+    )
+    shape = (level.size, x.shape[1])
+    return (
+        _out_of_channels(level, grad_x, x) if output_mask[0] else None,
+        grad_weight.view(shape) if output_mask[1] else None,
+        grad_bias.view(shape) if output_mask[2] else None,
+    )
+
+
+# Kernels of one vendor keep state in a buffer that cannot be split into lanes; the native ones compute the same.
+decompose(
+    aten.batch_norm_backward.default,
+    lambda grad, x, weight, mean, var, save_mean, save_var, update, eps, mask, reserve: aten.native_batch_norm_backward(
+        grad, x, weight, mean, var, save_mean, save_var, update, eps, mask
+    ),
+)
+decompose(
+    aten.cudnn_batch_norm.default,
+    lambda x, *rest: (*torch.native_batch_norm(x, *rest), x.new_empty(0, dtype=torch.uint8)),
+)
+decompose(
+    aten.cudnn_batch_norm_backward.default,
+    lambda x, grad, weight, mean, var, save_mean, save_var, eps, reserve: aten.native_batch_norm_backward(
+        grad, x, weight, mean, var, save_mean, save_var, True, eps, [True, True, True]
+    ),
+)

@@ -1,0 +1,103 @@
+"""Pooling, padding and other operations on images `[N, C, *sp]` or `[C, *sp]`: lanes go into N."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import map_tensors
+from lanewise._rules.batch.families import bind, folded, lane_rule, leading
+
+aten = torch.ops.aten
+
+
+def spatial(rank: int, *ops: OpOverload) -> None:
+    """The operation works on `[N, C, *sp]` with `rank` spatial dims, or on `[C, *sp]`; lanes are folded into N."""
+    for op in ops:
+        lane_rule(op, guarded=False)(_spatial(op, rank))
+
+
+def _spatial(op: OpOverload, rank: int) -> Callable:
+    names = [arg.name for arg in op._schema.arguments]
+    at_size = next((i for i, name in enumerate(names) if name in ("input_size", "self_size")), None)
+
+    def run(level: BatchLevel, *args: Any, **kwargs: Any) -> Any:
+        bound, kwargs = bind(op, args, kwargs)
+        if bound[0].dim() != rank + 2:
+            return op(*[map_tensors(level.expanded, arg) for arg in bound], **kwargs)
+        lanes, images = level.size, bound[0].shape[0]
+        if at_size is not None:
+            bound[at_size] = [lanes * images, *bound[at_size][1:]]
+        out = op(*[map_tensors(lambda t: level.expanded(t).flatten(0, 1), arg) for arg in bound], **kwargs)
+        return map_tensors(lambda t: t.unflatten(0, (lanes, images)), out)
+
+    return run
+
+
+spatial(
+    1,
+    aten.reflection_pad1d.default,
+    aten.reflection_pad1d_backward.default,
+    aten.replication_pad1d.default,
+    aten.replication_pad1d_backward.default,
+)
+spatial(
+    2,
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d_backward.default,
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool2d_backward.default,
+    aten.avg_pool2d.default,
+    aten.avg_pool2d_backward.default,
+    aten.fractional_max_pool2d_backward.default,
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_unpool2d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad2d_backward.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad2d_backward.default,
+)
+spatial(
+    3,
+    aten._adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool3d_backward.default,
+    aten.adaptive_max_pool3d.default,
+    aten.adaptive_max_pool3d_backward.default,
+    aten.avg_pool3d.default,
+    aten.avg_pool3d_backward.default,
+    aten.fractional_max_pool3d_backward.default,
+    aten.max_pool3d_with_indices.default,
+    aten.max_pool3d_with_indices_backward.default,
+    aten.max_unpool3d.default,
+    aten.reflection_pad3d.default,
+    aten.reflection_pad3d_backward.default,
+    aten.replication_pad3d.default,
+    aten.replication_pad3d_backward.default,
+)
+
+
+def _fractional(op, rank):
+    @lane_rule(op)
+    def fractional_max_pool(level, x, kernel_size, output_size, samples):
+        """x [B, N, C, *sp] or [B, C, *sp], samples [B, N, C, rank] -> values and indices"""
+        value, draws = level.expanded(x), level.expanded(samples).flatten(0, 1)
+        if x.dim() != rank + 2:
+            return op(value, kernel_size, output_size, draws)
+        out = op(value.flatten(0, 1), kernel_size, output_size, draws)
+        return tuple(t.unflatten(0, (level.size, x.shape[0])) for t in out)
+
+
+_fractional(aten.fractional_max_pool2d.default, 2)
+_fractional(aten.fractional_max_pool3d.default, 3)
+
+
+# --- moving pixels ---------------------------------------------------------------------------------------------------
+
+
+leading(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
+folded(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+spatial(2, aten.im2col.default)
+spatial(1, aten.col2im.default)
