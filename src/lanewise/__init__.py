@@ -2,10 +2,29 @@
 
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
-from lanewise._transforms.rearrange import rearrange
+from lanewise import errors
 from lanewise._transforms.forward import jvp
+from lanewise._transforms.functional import debug_unwrap
+from lanewise._transforms.jacobian import hessian, jacfwd, jacrev
+from lanewise._transforms.rearrange import rearrange
 from lanewise._transforms.reverse import grad, grad_and_value, value_and_grad, vjp
 from lanewise._transforms.vmap import vmap
 from lanewise.nn import functional_call, replace_all_batch_norm_modules_, stack_module_state
 
-__all__ = ["grad", "grad_and_value", "jvp", "value_and_grad", "vjp", "vmap"]
+__all__ = [
+    "debug_unwrap",
+    "errors",
+    "functional_call",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "rearrange",
+    "replace_all_batch_norm_modules_",
+    "stack_module_state",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]

@@ -80,8 +80,14 @@ dispatch_mode_count = torch._C._len_torch_dispatch_stack
 pop_dispatch_mode = torch.utils._python_dispatch._pop_mode
 push_dispatch_mode = torch.utils._python_dispatch._push_mode
 
+# Sees every operation, to measure the memory that a chunk of lanes takes. Without it: chunk_size="auto" needs a number.
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
 # Which backward is running in this thread (-1: none): a wrapper of an ended level is in order inside a backward only.
 current_graph_task_id = torch._C._current_graph_task_id
+
+# Which formula a running backward is in; without it, writing through a mask of lanes has no gradient for the values.
+current_autograd_node = torch._C._current_autograd_node
 
 # Makes a kernel that reads the memory of a wrapper raise instead of reading nowhere.
 forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
@@ -106,6 +112,10 @@ def forward_level() -> int:
 
 # The base of every autograd.Function; its `setup_context` tells new-style Functions from old-style ones.
 single_level_setup_context = torch.autograd.function._SingleLevelFunction.setup_context
+
+# The base of `Function` on which torch's own `apply` looks for the next one: an `apply` set here sees every application,
+# also through a bound `MyFunction.apply` that the user took earlier. Without it: replace `Function.apply` itself.
+AnyFunction = torch.autograd.function._SingleLevelFunction
 
 # The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm

@@ -4,6 +4,8 @@ import linecache
 import os
 import sys
 import traceback
+import warnings
+from collections.abc import Sequence
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -20,11 +22,27 @@ class ArgumentError(LanewiseError, ValueError):
     """
 
 
+class DimensionError(LanewiseError, IndexError):
+    """A dim that a tensor does not have.
+
+    Cause: `vmap(lambda x: x, out_dims=5)(torch.ones(3, 2))`, whose result has two dims, the lanes included.
+    Mended: `vmap(lambda x: x, out_dims=1)(torch.ones(3, 2))`.
+    """
+
+
 class TransformError(LanewiseError, RuntimeError):
     """A transform cannot do what the function asks of it.
 
     Cause: `grad(lambda x: x * 2)(torch.ones(3))`, whose output is not a scalar.
     Mended: `grad(lambda x: (x * 2).sum())(torch.ones(3))`.
+    """
+
+
+class FunctionError(LanewiseError, NotImplementedError):
+    """A custom `torch.autograd.Function` lacks what the transform needs.
+
+    Cause: `jvp` through a Function without a `jvp` staticmethod, whose backward is marked `@once_differentiable`.
+    Mended: give the Function a `jvp` staticmethod.
     """
 
 
@@ -86,12 +104,21 @@ def user_line() -> str:
     return f"{where.filename}:{where.lineno}: {where.line}" if where.line else f"{where.filename}:{where.lineno}"
 
 
-def at_user_line(text: str, instead: str = "") -> str:
-    """`text`, the user's line, and what to write instead, as one message."""
-    parts = [text]
+def at_user_line(text: str, instead: str = "", rows: Sequence[str] = ()) -> str:
+    """`text`, one row for each thing to look at, the user's line, and what to write instead, as one message."""
+    parts = [text, *[f"  {row}" for row in rows]]
     line = user_line()
     if line:
         parts.append(f"  at {line}")
     if instead:
         parts.append("Write instead:\n" + "\n".join("  " + row for row in instead.splitlines()))
     return "\n".join(parts)
+
+
+def warn_at_user_line(warning: Warning) -> None:
+    """Warn as if the user's own line did, so that Python names that line and filters by module apply to it."""
+    where = user_frame()
+    if where is None:
+        warnings.warn(warning, stacklevel=2)
+    else:
+        warnings.warn_explicit(warning, type(warning), where.filename, where.lineno or 0)

@@ -1,11 +1,85 @@
-"""What the transforms share in reading arguments: `argnums`, `has_aux`, and the leaves to differentiate."""
+"""What the transforms share in reading arguments: the call as written, `argnums`, `has_aux`, leaves to differentiate."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from lanewise._core.trees import flatten, leaf_names
 from lanewise.errors import ArgumentError, TransformError, at_user_line
+
+
+def function_name(func: Any) -> str:
+    """A function as messages name it."""
+    if isinstance(func, functools.partial):
+        return f"functools.partial({function_name(func.func)}, ...)"
+    name = getattr(func, "__name__", None)
+    if name is None:
+        return type(func).__name__
+    return "f" if name == "<lambda>" else name
+
+
+class Call:
+    """One call of a transformed function, for messages: `vmap(loss, in_dims=(0, None))(x, y)`."""
+
+    __slots__ = ("api", "func", "args", "kwargs", "options")
+
+    def __init__(self, api: str, func: Callable, args: tuple, kwargs: dict, options: dict[str, Any]) -> None:
+        self.api = api
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return function_name(self.func)
+
+    def __str__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items() if value is not None)
+        return f"{self.api}({self.name}{options})({self.arguments_text()})"
+
+    def arguments_text(self) -> str:
+        """The arguments by name, as in a call."""
+        keywords = [f"{name}={name}" for name in self.kwargs]
+        return ", ".join([*self.argument_names(), *keywords])
+
+    def parameters(self) -> tuple[list[str], str | None]:
+        """Names of the parameters that the positional arguments go to, and of `*args` if some of them go there."""
+        try:
+            declared = list(inspect.signature(self.func).parameters.values())
+        except (TypeError, ValueError):
+            return [], "args"
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [parameter.name for parameter in declared if parameter.kind in kinds][: len(self.args)]
+        rest = [parameter.name for parameter in declared if parameter.kind is inspect.Parameter.VAR_POSITIONAL]
+        return names, (rest[0] if rest else "args") if len(names) < len(self.args) else None
+
+    def argument_names(self) -> list[str]:
+        """A name for each positional argument: the parameter's, or `args[2]`."""
+        names, rest = self.parameters()
+        return [*names, *[f"{rest}[{i}]" for i in range(len(self.args) - len(names))]]
+
+    def accepts(self, name: str) -> bool:
+        """Whether the function has a parameter of that name (True where it does not tell)."""
+        try:
+            return name in inspect.signature(self.func).parameters
+        except (TypeError, ValueError):
+            return False
+
+
+def refuse_peer(api: str) -> TransformError:
+    """The error for a call inside one of torch.func's own transforms."""
+    return TransformError(
+        at_user_line(
+            f"{api}: called inside a function that torch.func transforms. Its tensors belong to another engine, and "
+            "the two cannot be nested in this order",
+            "from lanewise import vmap, grad, jvp  # for the outer transform too",
+        )
+    )
 
 
 def check_argnums(argnums: Any, count: int) -> int | tuple[int, ...]:
@@ -72,6 +146,28 @@ def check_tensors(leaves: list, tree: Any, api: str, root: str) -> None:
                     else "pass it by keyword or close over it",
                 )
             )
+
+
+def check_differentiable(api: str, leaf: Tensor, tree: Any, position: int, must: str = "") -> None:
+    """Raise unless the leaf has a floating point or complex dtype."""
+    if leaf.is_floating_point() or leaf.is_complex():
+        return
+    if must:
+        name = leaf_names(tree, "output")[position]
+        raise TransformError(
+            at_user_line(
+                f"{api}: {must} floating-point or complex Tensors, got {leaf.dtype} at {name} {list(leaf.shape)}",
+                "return y.float()  # or return integer results as aux, with has_aux=True",
+            )
+        )
+    name = leaf_names(tree, "args")[position]
+    raise TransformError(
+        at_user_line(
+            f"{api}: only Tensors of floating point dtype can require gradients, got {leaf.dtype} for {name} "
+            f"{list(leaf.shape)}",
+            "x.float()  # or leave the argument out of argnums",
+        )
+    )
 
 
 def split_aux(api: str, out: Any, has_aux: bool) -> tuple[Any, Any]:

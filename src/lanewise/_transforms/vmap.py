@@ -9,63 +9,138 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.plane import sync
-from lanewise._core.trees import broadcast_prefix, flatten, unflatten
-from lanewise.errors import ArgumentError
+from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, unflatten
+from lanewise._torch_compat import peer_engine_active
+from lanewise._transforms.arguments import Call, refuse_peer
+from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
+from lanewise._transforms.dims import (
+    check_out_dims,
+    check_randomness,
+    dynamic_lanes,
+    lanes_in_object,
+    mapped_leaves,
+    out_dim_error,
+    out_dims_mismatch,
+    returned_lanes,
+)
 
 
 def vmap(
-    func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size=None
+    func: Callable,
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | str | None = None,
+    memory_budget: int | None = None,
+    progress: bool | str = False,
+    axis_size: int | None = None,
 ) -> Callable:
-    """Map `func` over a dimension of its arguments.
-
-    >>> import torch
-    >>> vmap(torch.dot)(torch.ones(3, 2), torch.ones(3, 2))
-    tensor([2., 2., 2.])
-    """
+    """Map `func`, a function of one example, over a dimension of its arguments."""
+    check_randomness(randomness)
+    check_chunk_options("vmap", chunk_size, memory_budget)
+    direct = chunk_size is None and axis_size is None and not progress
+    front = direct and type(in_dims) is int and in_dims == 0
+    estimates: dict = {}
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        leaves, spec = flatten(args)
-        dims = leaf_dims(in_dims, args, leaves)
-        size = next(leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None)
-        with BatchLevel(size, randomness) as level:
-            lanes = [
-                leaf if dim is None else level.wrap(leaf.movedim(dim, 0) if dim else leaf)
-                for leaf, dim in zip(leaves, dims, strict=True)
-            ]
-            out = func(*unflatten(lanes, spec), **kwargs)
-            return leave(level, out, out_dims)
+        if peer_engine_active():
+            raise refuse_peer("vmap")
+        if front and (size := _common_size(args)) >= 0:
+            with BatchLevel(size, randomness) as level:
+                out = func(*[level.wrap(arg) for arg in args], **kwargs)
+                if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
+                    return out.value
+                leaves, dims, spec = leave(level, out, out_dims, func)
+            return unflatten(leaves, spec)
+        call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims})
+        check_out_dims(call, out_dims)
+        leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
+
+        def run(start: int, length: int) -> tuple[list, list, Spec]:
+            return run_lanes(call, leaves, dims, spec, out_dims, randomness, (start, length, size))
+
+        if direct:
+            leaves, _, spec = run(0, size)
+            return unflatten(leaves, spec)
+        results = map_chunks(
+            run,
+            size,
+            chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            label=call.name,
+            reseat=randomness != "error",
+            leaves=leaves,
+            estimates=estimates,
+        )
+        return join_chunks(call, results)
 
     return mapped
 
 
-def leaf_dims(in_dims: Any, args: tuple, leaves: list) -> list[int | None]:
-    """The mapped dim of each leaf, None where it has none."""
-    if isinstance(in_dims, int) and all(isinstance(leaf, Tensor) for leaf in leaves):
-        return [in_dims] * len(leaves)
-    dims = broadcast_prefix(in_dims, args, lambda entry: entry is None or isinstance(entry, int))
-    if dims is None:
-        raise ArgumentError(f"in_dims is not compatible with the structure of `inputs`: {in_dims}")
-    return dims
+def _common_size(args: tuple) -> int:
+    """The number of lanes if all arguments are tensors with as many in dim 0, else -1."""
+    size = -1
+    for arg in args:
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
+            return -1
+        shape = arg.shape
+        if not shape or (size >= 0 and shape[0] != size):
+            return -1
+        size = shape[0]
+    return size
 
 
-def leave(level: BatchLevel, out: Any, out_dims: Any) -> Any:
-    """The results on the plane below, lanes at `out_dims`."""
-    if isinstance(out, Tensor) and isinstance(out_dims, int):
-        return level.below(leave_leaf, level, out, out_dims)
-    leaves, spec = flatten(out)
-    dims = broadcast_prefix(out_dims, out, lambda entry: entry is None or isinstance(entry, int))
-    assert dims is not None
-    return unflatten([level.below(leave_leaf, level, leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)], spec)
+def run_lanes(
+    call: Call, leaves: list, dims: list, spec: Spec, out_dims: Any, randomness: str, place: tuple[int, int, int]
+) -> tuple[list, list, Spec]:
+    """Run the function once for the lanes `start ... start + length` out of `total`."""
+    start, length, total = place
+    lanes = list(leaves)
+    with BatchLevel(length, randomness, total, start) as level:
+        for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+            if dim is None:
+                continue
+            value = leaf.movedim(dim, 0) if dim else leaf
+            lanes[position] = level.wrap(value if length == total else value.narrow(0, start, length))
+        args, kwargs = unflatten(lanes, spec)
+        out = call.func(*args, **kwargs)
+        return leave(level, out, out_dims, call.func)
 
 
-def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None) -> Any:
-    if not isinstance(leaf, Tensor) or dim is None:
+def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable) -> tuple[list, list, Spec]:
+    """The leaves of a result on the plane below, lanes at their dims; the dims, and the structure."""
+    if isinstance(out, Tensor) and isinstance(out_dims, tuple) and len(out_dims) == 1:
+        out_dims = out_dims[0]
+    try:
+        leaves, dims, spec = flatten_with_prefix(out_dims, out)
+    except PrefixMismatch as mismatch:
+        raise out_dims_mismatch(func, out_dims, flatten(out)[1], mismatch) from None
+    return [leave_leaf(level, leaf, dim, func) for leaf, dim in zip(leaves, dims, strict=True)], dims, spec
+
+
+def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, func: Callable) -> Any:
+    """One leaf of a result: lanes moved to `dim`, or the leaf as it is where it is no tensor."""
+    if not isinstance(leaf, Tensor):
+        where = lanes_in_object(level, leaf)
+        if where is not None:
+            raise returned_lanes(func, leaf, where)
         return leaf
+    value, lanes = leaf, False
     if type(leaf) is BatchTensor and leaf.level is level:
         if not leaf.mapped:
             sync(leaf)
-        if leaf.mapped:
-            return leaf.value.movedim(0, dim) if dim else leaf.value
-        leaf = leaf.value
-    return leaf.expand(level.size, *leaf.shape).movedim(0, dim)
+        value, lanes = leaf.value, leaf.mapped
+    if dim is None:
+        if lanes:
+            raise dynamic_lanes(func, leaf)
+        return value
+    if not lanes:
+        value = value.expand(level.size, *value.shape)
+    if dim == 0:
+        return value
+    if not -value.dim() <= dim < value.dim():
+        raise out_dim_error(func, dim, value.dim())
+    return value.movedim(0, dim)

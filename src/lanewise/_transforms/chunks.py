@@ -1,0 +1,283 @@
+"""Lanes in groups: `chunk_size`, its automatic choice from a memory budget, progress bars, and repeatable randomness."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.plane import Plane
+from lanewise._core.trees import Spec, unflatten
+from lanewise._torch_compat import TorchDispatchMode
+from lanewise._transforms.arguments import Call
+from lanewise.errors import ArgumentError, TransformError, at_user_line
+
+# What one chunk gives: leaves of the result, the dim of each that the chunks are joined along (None: not joined), and
+# the structure.
+Result = tuple[list, list, Spec]
+
+
+def check_chunk_options(api: str, chunk_size: Any, memory_budget: Any) -> None:
+    """Raise unless the options make sense."""
+    if chunk_size is not None and chunk_size != "auto":
+        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size <= 0:
+            # Each transform's phrase is the one that people search for.
+            phrase = (
+                f"{api}: `chunk_size` should be greater than 0."
+                if api == "jacrev"
+                else f"{api}: `chunk_size` should be None or greater than 0"
+            )
+            raise ArgumentError(
+                at_user_line(f"{phrase} (got {chunk_size!r})", f'{api}(f, chunk_size=64)  # or chunk_size="auto"')
+            )
+    if memory_budget is not None:
+        if chunk_size != "auto" or not isinstance(memory_budget, int) or memory_budget <= 0:
+            raise ArgumentError(
+                at_user_line(
+                    f'{api}: memory_budget is a number of bytes for chunk_size="auto", got '
+                    f"memory_budget={memory_budget!r} with chunk_size={chunk_size!r}",
+                    f'{api}(f, chunk_size="auto", memory_budget=2 * 2**30)  # 2 GiB',
+                )
+            )
+
+
+class _Shown(threading.local):
+    """Whether a chunk loop of this thread shows a bar; those inside it show none."""
+
+    now = False
+
+
+_shown = _Shown()
+
+
+class Progress:
+    """A bar over the lanes, for the outermost chunk loop only."""
+
+    def __init__(self, total: int, progress: bool | str, label: str) -> None:
+        self.bar: Any = None
+        if progress and not _shown.now:
+            # tqdm.auto looks for a notebook when it is imported, which takes time and is of use here alone.
+            from tqdm.auto import tqdm  # noqa: PLC0415
+
+            self.bar = tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="lane")
+
+    def __enter__(self) -> "Progress":
+        if self.bar is not None:
+            _shown.now = True
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.bar is not None:
+            _shown.now = False
+            self.bar.close()
+
+    def advance(self, lanes: int) -> None:
+        """Count lanes as done."""
+        if self.bar is not None:
+            self.bar.update(lanes)
+
+
+class Generators:
+    """The state of every device's default random generator, to start each chunk from the same one."""
+
+    def __init__(self) -> None:
+        self.cpu = torch.get_rng_state()
+        self.devices = []
+        for kind in ("cuda", "xpu"):
+            module = getattr(torch, kind)
+            if module.is_initialized():
+                self.devices.extend((module, i, module.get_rng_state(i)) for i in range(module.device_count()))
+        if torch.backends.mps.is_available():
+            self.devices.append((torch.mps, None, torch.mps.get_rng_state()))
+
+    def reseat(self) -> None:
+        """Put the states back."""
+        torch.set_rng_state(self.cpu)
+        for module, index, state in self.devices:
+            module.set_rng_state(state) if index is None else module.set_rng_state(state, index)
+
+
+def map_chunks(
+    run: Callable[[int, int], Result],
+    size: int,
+    chunk_size: int | str | None,
+    *,
+    memory_budget: int | None,
+    progress: bool | str,
+    label: str,
+    reseat: bool,
+    leaves: list,
+    estimates: dict,
+) -> list[Result]:
+    """Results of `run(start, length)` over all lanes; one empty chunk where there are none.
+
+    Args:
+        run: Runs the lanes `start ... start + length`.
+        size: Number of all lanes.
+        chunk_size: Lanes in a chunk, "auto", or None for all at once.
+        memory_budget: Bytes that the tensors of one chunk may take, for "auto".
+        progress, label: See `vmap`; the text of the bar.
+        reseat: Whether each chunk starts from the same state of the random generators.
+        leaves: What `run` works on, for its devices and as a key to what was measured before.
+        estimates: Memory measured in earlier calls.
+    """
+    generators = Generators() if reseat else None
+    planner = _Auto(memory_budget, leaves, estimates) if chunk_size == "auto" else None
+    fixed = size if chunk_size is None else chunk_size
+    results = []
+    start = 0
+    with Progress(size, progress, label) as shown:
+        while start < size or not results:
+            length = min(planner.length() if planner else fixed, size - start)  # type: ignore[type-var]
+            if generators is not None and results:
+                generators.reseat()
+            with planner.measure(length) if planner else nullcontext():
+                results.append(run(start, length))
+            start += length
+            shown.advance(length)
+    return results
+
+
+def join_chunks(call: Call, results: list[Result]) -> Any:
+    """One result from those of the chunks; what is not joined is taken from the first."""
+    leaves, dims, spec = results[0]
+    if len(results) == 1:
+        return unflatten(leaves, spec)
+    for _, _, other in results[1:]:
+        if other != spec:
+            raise TransformError(
+                at_user_line(f"{call}: the chunks return different structures: {spec} and {other}", "chunk_size=None")
+            )
+    joined = [
+        leaf
+        if dim is None or not isinstance(leaf, Tensor)
+        else torch.cat([chunk[0][position] for chunk in results], dim)
+        for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+    ]
+    return unflatten(joined, spec)
+
+
+class _Auto:
+    """Chooses chunks whose memory fits a budget.
+
+    The first chunks, of one and of two lanes, are measured: tensors alive at the peak, in bytes, by storage. A line
+    through both gives the largest power of two that fits. What was measured is kept for calls with like arguments.
+    """
+
+    def __init__(self, budget: int | None, leaves: list, estimates: dict) -> None:
+        self.budget = budget
+        self.device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
+        self.estimates = estimates
+        self.key = tuple(
+            (tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in leaves if isinstance(leaf, Tensor)
+        )
+        self.peaks: dict[int, int] = dict(estimates.get(self.key, {}))
+        self.chosen = 0
+
+    def length(self) -> int:
+        """How many lanes to run next."""
+        for length in (1, 2):
+            if length not in self.peaks:
+                return length
+        if not self.chosen:
+            budget = free_memory(self.device) // 2 if self.budget is None else self.budget
+            per_lane = max(self.peaks[2] - self.peaks[1], 1)
+            lanes = (budget - self.peaks[1]) // per_lane + 1
+            self.chosen = 1 << (max(lanes, 1).bit_length() - 1)
+        return self.chosen
+
+    def measure(self, length: int) -> AbstractContextManager:
+        """A context to run a chunk in."""
+        if length in self.peaks or length > 2:
+            return nullcontext()
+        return _Measured(self, length)
+
+    def record(self, length: int, peak: int) -> None:
+        self.peaks[length] = peak
+        if len(self.peaks) == 2:
+            self.estimates[self.key] = self.peaks
+
+
+class _Measured:
+    def __init__(self, auto: _Auto, length: int) -> None:
+        self.auto = auto
+        self.length = length
+        self.memory = PeakMemory()
+
+    def __enter__(self) -> None:
+        self.memory.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self.memory.__exit__(*exc)
+        if exc[0] is None:
+            self.auto.record(self.length, self.memory.peak)
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made inside hold at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._alive = 0
+        self._counted: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(item, Tensor):
+                self._count(item)
+        return out
+
+    def _count(self, tensor: Tensor) -> None:
+        while isinstance(tensor, Plane):
+            tensor = tensor.value
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key not in self._counted:
+            self._counted.add(key)
+            size = storage.nbytes()
+            self._alive += size
+            self.peak = max(self.peak, self._alive)
+            weakref.finalize(storage, self._freed, key, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._counted.discard(key)
+        self._alive -= size
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device: the system's and the control group's on the CPU."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    bounds = [_available_on_linux(), _left_in_control_group()]
+    known = [bound for bound in bounds if bound is not None]
+    # Where the system does not tell what is free (macOS, Windows), a size that fits everywhere.
+    return min(known) if known else 2 * 2**30
+
+
+def _available_on_linux() -> int | None:
+    try:
+        with open("/proc/meminfo") as lines:
+            rows = dict(line.split(":", 1) for line in lines)
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _left_in_control_group() -> int | None:
+    base = "/sys/fs/cgroup"
+    try:
+        with open(os.path.join(base, "memory.max")) as limit, open(os.path.join(base, "memory.current")) as used:
+            return max(int(limit.read()) - int(used.read()), 0)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,312 @@
+"""`in_dims` and `out_dims`: reading them, checking them, and saying what does not fit."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.trees import PrefixMismatch, Spec, children_of, flatten, flatten_with_prefix, leaf_names
+from lanewise._transforms.arguments import Call, function_name
+from lanewise.errors import ArgumentError, DimensionError, TransformError, at_user_line
+
+
+def check_randomness(randomness: str, api: str = "vmap") -> None:
+    """Raise unless `randomness` is one of the three."""
+    if randomness not in ("error", "different", "same"):
+        raise TransformError(
+            at_user_line(
+                "Only allowed values for randomness are 'error', 'different', or 'same'. "
+                f"{api} got randomness={randomness!r}",
+                f'{api}(f, randomness="different")  # every lane draws its own numbers',
+            )
+        )
+
+
+def check_in_dims(call: Call, in_dims: Any) -> None:
+    """Raise unless `in_dims` is an int, a tuple, or a dict of argument names."""
+    if isinstance(in_dims, (int, dict)) or (in_dims is None and call.options.get("axis_size") is not None):
+        return
+    if not isinstance(in_dims, tuple):
+        instead = f"in_dims={tuple(in_dims)}" if isinstance(in_dims, list) else "in_dims=0"
+        raise ArgumentError(
+            at_user_line(
+                f"{call}: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of "
+                f"inputs, or a dict of argument names, got: {type(in_dims)}",
+                f"vmap({call.name}, {instead})",
+            )
+        )
+
+
+def check_out_dims(call: Call, out_dims: Any) -> None:
+    """Raise unless `out_dims` is made of ints and None."""
+    if type(out_dims) is int or out_dims is None:
+        return
+    for name, entry in zip(leaf_names(out_dims, "out_dims"), flatten(out_dims)[0], strict=True):
+        if entry is not None and not isinstance(entry, int):
+            raise ArgumentError(
+                at_user_line(
+                    f"{call}: `out_dims` must be an int, None or a python collection of ints representing where in the "
+                    f"outputs the vmapped dimension should appear, but {name} is {entry!r}",
+                    f"vmap({call.name}, out_dims=0)",
+                )
+            )
+
+
+def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list, list, Spec, int]:
+    """Leaves of `(args, kwargs)`, the mapped dim of each (None: not mapped), their structure, the number of lanes."""
+    check_in_dims(call, in_dims)
+    if not call.args and not isinstance(in_dims, dict) and axis_size is None:
+        raise ArgumentError(
+            at_user_line(
+                f"{call}: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with "
+                "no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them",
+                f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
+            )
+        )
+    prefix = _named(call, in_dims) if isinstance(in_dims, dict) else (in_dims, None)
+    try:
+        leaves, dims, spec = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
+    except PrefixMismatch as mismatch:
+        raise _in_dims_mismatch(call, in_dims, prefix, mismatch) from None
+    size = -1 if axis_size is None else axis_size
+    same = True
+    for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+        if dim is None:
+            continue
+        if leaf is None:
+            dims[position] = None
+            continue
+        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or leaf.is_nested or not leaf.dim():
+            raise _not_mappable(call, prefix, position)
+        if not -leaf.dim() <= dim < leaf.dim():
+            raise _not_mappable(call, prefix, position)
+        dims[position] = dim % leaf.dim()
+        length = leaf.shape[dim]
+        same = same and (size < 0 or length == size)
+        size = length if size < 0 else size
+    if not same:
+        raise _sizes_differ(call, leaves, dims, prefix, axis_size)
+    if size < 0:
+        raise ArgumentError(
+            at_user_line(
+                f"{call}: Expected at least one Tensor to vmap over: no argument is mapped",
+                f"vmap({call.name}, in_dims={_suggested(call, prefix)})\n"
+                f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped",
+            )
+        )
+    return leaves, dims, spec, size
+
+
+def _named(call: Call, in_dims: dict) -> tuple[Any, Any]:
+    """`in_dims` by argument name -> prefixes of `args` and `kwargs`; an argument that is not named is not mapped."""
+    names, rest = call.parameters()
+    left = dict(in_dims)
+    positional = [left.pop(name, None) for name in names]
+    if rest is not None:
+        extra = len(call.args) - len(names)
+        entry = left.pop(rest, None)
+        positional.extend(entry if isinstance(entry, tuple) and len(entry) == extra else [entry] * extra)
+    keyword = {name: left.pop(name, None) for name in call.kwargs}
+    unknown = [name for name in left if not call.accepts(name)]
+    if unknown:
+        known = [*names, *([rest] if rest else []), *call.kwargs]
+        raise ArgumentError(
+            at_user_line(
+                f"{call}: in_dims is not compatible with the structure of `inputs`: in_dims names "
+                f"{', '.join(map(repr, unknown))}, but the arguments are {', '.join(map(repr, known))}",
+                f"vmap({call.name}, in_dims={{{known[0]!r}: 0}})" if known else "",
+            )
+        )
+    return tuple(positional), keyword
+
+
+def _in_dims_mismatch(call: Call, in_dims: Any, prefix: tuple, mismatch: PrefixMismatch) -> ArgumentError:
+    structure = repr(flatten(call.args)[1])
+    where = mismatch.path.removeprefix("[0]").removeprefix("[1]")
+    rows = ()
+    if mismatch.path == "[0]":
+        rows = [f"in_dims {mismatch.why}: there are {len(call.args)} positional arguments ({call.arguments_text()})"]
+    else:
+        rows = [f"in_dims{where} {mismatch.why}"]
+    return ArgumentError(
+        at_user_line(
+            f"{call}: in_dims is not compatible with the structure of `inputs`. in_dims has structure "
+            f"{_structure(in_dims)} but inputs has structure {structure}",
+            f"vmap({call.name}, in_dims={_suggested(call, (0, None))})",
+            rows,
+        )
+    )
+
+
+def _structure(prefix: Any) -> str:
+    """A prefix as it was written."""
+    return repr(prefix)
+
+
+def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | TransformError:
+    """The error for one leaf that cannot be mapped as its entry says."""
+    leaves, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
+    name, leaf, dim = _leaf_names(call, prefix)[position], leaves[position], dims[position]
+    instead = f"vmap({call.name}, in_dims={_suggested(call, prefix)})"
+    if not isinstance(dim, int):
+        return ArgumentError(
+            at_user_line(
+                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None", instead
+            )
+        )
+    if not isinstance(leaf, Tensor):
+        return ArgumentError(
+            at_user_line(
+                f"{call}: Got in_dim={dim} for {name}, but it is of type {type(leaf)}. We cannot vmap over non-Tensor "
+                "arguments, please use None as the respective in_dim",
+                instead,
+            )
+        )
+    if leaf.is_nested:
+        return TransformError(
+            at_user_line(
+                f"{call}: {name} is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its rows "
+                "differ in shape, so they cannot be lanes",
+                f"[{call.name}(row) for row in {name}.unbind()]  # or pad the rows to one shape, with a mask",
+            )
+        )
+    return ArgumentError(
+        at_user_line(
+            f"{call}: Got in_dim={dim} for {name}, which has dimensionality {leaf.dim()} (shape {list(leaf.shape)}): "
+            f"expected in_dim to satisfy -{leaf.dim()} <= in_dim < {leaf.dim()}",
+            instead,
+        )
+    )
+
+
+def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size: int | None) -> ArgumentError:
+    names = _leaf_names(call, prefix)
+    mapped = [i for i, dim in enumerate(dims) if dim is not None]
+    sizes = [leaves[i].shape[dims[i]] for i in mapped]
+    rows = [f"{names[i]}: shape {list(leaves[i].shape)}, dim {dims[i]} of size {n}" for i, n in zip(mapped, sizes)]
+    if axis_size is not None:
+        rows.insert(0, f"axis_size={axis_size}")
+    common = max(set(sizes), key=sizes.count)
+    odd = next(i for i, n in zip(mapped, sizes) if n != (common if axis_size is None else axis_size))
+    return ArgumentError(
+        at_user_line(
+            f"{call}: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the "
+            "mapped dimension",
+            f"vmap({call.name}, in_dims={_suggested(call, prefix, without=odd)})  # if {names[odd]} is the same for all",
+            rows,
+        )
+    )
+
+
+def _leaf_names(call: Call, prefix: tuple) -> list[str]:
+    """Names of the leaves that `flatten_with_prefix` gives, such as `params['w']`."""
+    names: list[str] = []
+    args_prefix, kwargs_prefix = prefix
+    roots = call.argument_names()
+    for position, (root, arg) in enumerate(zip(roots, call.args, strict=True)):
+        entry = args_prefix[position] if isinstance(args_prefix, (tuple, list)) else args_prefix
+        names.extend(_names_under(entry, arg, root))
+    if isinstance(kwargs_prefix, dict):
+        for key, arg in call.kwargs.items():
+            names.extend(_names_under(kwargs_prefix[key], arg, key))
+    return names
+
+
+def _names_under(entry: Any, tree: Any, root: str) -> list[str]:
+    below = None if entry is None else children_of(entry)
+    if below is None:
+        if entry is None or all(leaf is None for leaf in flatten(tree)[0]):
+            return [root]
+        return leaf_names(tree, root)
+    entries = dict(below)
+    found = []
+    for position, (step, item) in enumerate(children_of(tree) or []):
+        inner = entries[step] if step in entries else below[position][1]
+        found.extend(_names_under(inner, item, root + step))
+    return found
+
+
+def _suggested(call: Call, prefix: tuple, without: int | None = None) -> str:
+    """An `in_dims` that would do: 0 for what holds tensors with dims, None for the rest."""
+    names = _leaf_names(call, prefix) if without is not None else []
+    blamed = "" if without is None else names[without]
+
+    def entry(name: str, arg: Any) -> Any:
+        leaves = flatten(arg)[0]
+        if blamed and (blamed == name or blamed.startswith((name + "[", name + "."))):
+            if children_of(arg) is None or isinstance(arg, Tensor):
+                return None
+            return {k: (None if blamed == f"{name}[{k!r}]" else 0) for k in arg} if isinstance(arg, dict) else None
+        return 0 if leaves and all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves) else None
+
+    entries = [entry(name, arg) for name, arg in zip(call.argument_names(), call.args, strict=True)]
+    if len(entries) == 1:
+        return repr(entries[0]) if isinstance(entries[0], int) else repr(tuple(entries))
+    return "0" if entries and all(e == 0 and e is not None for e in entries) else repr(tuple(entries))
+
+
+def out_dims_mismatch(func: Callable, out_dims: Any, spec: Spec, mismatch: PrefixMismatch) -> ArgumentError:
+    """The error for `out_dims` that is no prefix of the result."""
+    name = function_name(func)
+    return ArgumentError(
+        at_user_line(
+            f"vmap({name}, ..., out_dims={out_dims}): out_dims is not compatible with the structure of `outputs`. "
+            f"out_dims has structure {_structure(out_dims)} but outputs has structure {spec}",
+            f"vmap({name}, out_dims=0)",
+            [f"out_dims{mismatch.path} {mismatch.why}"],
+        )
+    )
+
+
+def out_dim_error(func: Callable, dim: int, rank: int) -> DimensionError:
+    """The error for an out_dim that a result does not have."""
+    name = function_name(func)
+    return DimensionError(
+        at_user_line(
+            f"vmap({name}, ..., out_dims={dim}): Dimension out of range (expected to be in range of [-{rank}, "
+            f"{rank - 1}], but got {dim}): a result has {rank} dims, its lanes included",
+            f"vmap({name}, out_dims=0)",
+        )
+    )
+
+
+def dynamic_lanes(func: Callable, leaf: Tensor) -> ArgumentError:
+    """The error for a result with lanes where `out_dims` is None."""
+    name = function_name(func)
+    return ArgumentError(
+        at_user_line(
+            f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None: a result of shape "
+            f"{list(leaf.shape)} differs from lane to lane, so there is no one value to return",
+            f"vmap({name}, out_dims=0)",
+        )
+    )
+
+
+def lanes_in_object(level: BatchLevel, leaf: Any) -> str | None:
+    """Where an object that is no container holds lanes of this level (`.attribute`), or None."""
+    if leaf is None or type(leaf) in (int, float, bool, str, complex):
+        return None
+    if isinstance(leaf, (set, frozenset)):
+        items = [("", item) for item in leaf]
+    else:
+        held = getattr(leaf, "__dict__", None)
+        items = [(f".{name}", item) for name, item in held.items()] if isinstance(held, dict) else []
+    for where, item in items:
+        if type(item) is BatchTensor and item.level is level:
+            return where
+    return None
+
+
+def returned_lanes(func: Callable, leaf: Any, where: str) -> ArgumentError:
+    """The error for lanes that leave inside an object vmap cannot look into."""
+    name = function_name(func)
+    holds = f"whose `{where}` has lanes" if where else "which holds tensors with lanes"
+    return ArgumentError(
+        at_user_line(
+            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)}, {holds}. Did you mean to set "
+            "out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and classes "
+            "registered with torch's pytree",
+            f"return out{where}  # the tensors themselves" if where else "return list(out)",
+        )
+    )

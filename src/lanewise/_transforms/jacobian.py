@@ -1,0 +1,329 @@
+"""`jacrev`, `jacfwd`, `hessian`: all derivatives at once, one lane for each row or column.
+
+A complex function has the derivative that it has as a function of complex numbers. With inputs x and outputs y:
+
+- real x: dy/dx, complex where y is.
+- complex x, complex y: the complex derivative dy/dz. A function that is not holomorphic has none, and is refused.
+- complex x, real y: dy/d(re x) + i dy/d(im x), the convention of `grad`.
+
+A complex derivative takes two lanes for each number: along 1 and along i.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.plane import Plane, sync
+from lanewise._core.trees import LEAF, Spec, flatten, unflatten
+from lanewise._torch_compat import FACTORY_KEY_SET, ExcludeDispatchKeyGuard, peer_engine_active
+from lanewise._transforms.arguments import (
+    Call,
+    check_argnums,
+    check_differentiable,
+    check_tensors,
+    refuse_peer,
+    replace,
+    select,
+    split_aux,
+)
+from lanewise._transforms.chunks import check_chunk_options, map_chunks
+from lanewise._transforms.dims import check_randomness
+from lanewise._transforms.forward import jvp
+from lanewise._transforms.reverse import Recording, check_outputs, needs_graph, pull_back, tracked, untrack
+from lanewise.errors import TransformError, at_user_line
+
+
+class Basis:
+    """One-hot directions for the numbers of some tensors, `[total, *S]` for each tensor `[*S]`.
+
+    A tensor of n numbers has n directions, and n more along the imaginary axis where `twice` says so.
+    """
+
+    __slots__ = ("tensors", "twice", "counts", "total")
+
+    def __init__(self, tensors: list[Tensor], twice: list[bool]) -> None:
+        self.tensors = tensors
+        self.twice = twice
+        self.counts = [t.numel() * (2 if both else 1) for t, both in zip(tensors, twice)]
+        self.total = sum(self.counts)
+
+    def rows(self, start: int, length: int) -> list[Tensor]:
+        """Directions `start ... start + length` for each tensor, `[length, *S]`. The same in all lanes of all planes."""
+        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
+            if len(self.tensors) == 1 and not self.twice[0] and length == self.total:
+                only = self.tensors[0]
+                return [torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)]
+            offset = 0
+            found = []
+            for tensor, both, count in zip(self.tensors, self.twice, self.counts):
+                n = tensor.numel()
+                rows = torch.zeros((length, n), dtype=tensor.dtype, device=tensor.device)
+                for first, value in ((offset, 1), (offset + n, 1j)) if both else ((offset, 1),):
+                    if -length < start - first < n:
+                        rows.diagonal(start - first).fill_(value)
+                found.append(rows.view(length, *tensor.shape))
+                offset += count
+        return found
+
+
+def jacrev(
+    func: Callable,
+    argnums: int | tuple[int, ...] | None = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | str | None = None,
+    memory_budget: int | None = None,
+    progress: bool | str = False,
+    _preallocate_and_copy: bool = False,
+) -> Callable:
+    """The Jacobian of `func`, by one backward pass whose lanes are the rows."""
+    check_chunk_options("jacrev", chunk_size, memory_budget)
+    estimates: dict = {}
+
+    @functools.wraps(func)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        if peer_engine_active():
+            raise refuse_peer("jacrev")
+        positions = tuple(range(len(args))) if argnums is None else check_argnums(argnums, len(args))
+        with Recording() as recording:
+            outer = recording.outer
+            leaves, in_spec = read_inputs("jacrev", args, positions)
+            inputs = [tracked(leaf, outer) for leaf in leaves]
+            value = func(*replace(args, positions, unflatten(list(inputs), in_spec)), **kwargs)
+            value, aux = split_aux("jacrev", value, has_aux)
+            outputs, out_spec = flatten(value)
+            check_outputs("jacrev", value, outputs)
+            for position, out in enumerate(outputs):
+                check_differentiable("jacrev", out, value, position, "All outputs of f must be")
+            basis = Basis(outputs, [out.is_complex() for out in outputs])
+            create_graph = outer and needs_graph(outputs, inputs)
+
+            def run(start: int, length: int) -> tuple[list, list, Spec]:
+                last = start + length >= basis.total
+                cotangents = basis.rows(start, length)
+                if chunk_size == 1 and basis.total:
+                    one = [row[0] for row in cotangents]
+                    grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
+                    return [g[None] for g in grads], [], LEAF
+                with BatchLevel(length) as level:
+                    lanes = [level.wrap(row) for row in cotangents]
+                    grads = pull_back(outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=not last)
+                return [lanes_of(level, g) for g in grads], [], LEAF
+
+            if chunk_size is None and not progress:
+                columns = run(0, basis.total)[0]
+            else:
+                results = map_chunks(
+                    run,
+                    basis.total,
+                    chunk_size,
+                    memory_budget=memory_budget,
+                    progress=progress,
+                    label="jacrev",
+                    reseat=False,
+                    leaves=[*inputs, *outputs],
+                    estimates=estimates,
+                )
+                columns = join([leaves for leaves, _, _ in results], inputs, basis.total, _preallocate_and_copy)
+            if has_aux:
+                aux = untrack(aux, inputs, outer)
+        call = Call("jacrev", func, args, kwargs, {})
+        blocks = [of_reverse(call, column, x, basis) for column, x in zip(columns, inputs)]
+        rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(outputs))]
+        result = unflatten(rows, out_spec)
+        return (result, aux) if has_aux else result
+
+    return jacobian
+
+
+def of_reverse(call: Call, column: Tensor, x: Tensor, basis: Basis) -> list[Tensor]:
+    """`[total, *x]` -> the Jacobian `[*y, *x]` of each output y."""
+    if len(basis.tensors) == 1 and not basis.twice[0]:
+        return [column.reshape(*basis.tensors[0].shape, *x.shape)]
+    blocks = []
+    for rows, y, both in zip(column.split(basis.counts), basis.tensors, basis.twice):
+        if both:
+            # With cotangents v, a backward pass gives conj(J_z) v + J_zbar conj(v).
+            along_1, along_i = rows[: y.numel()], rows[y.numel() :]
+            if x.is_complex():
+                check_holomorphic(call, along_1 + 1j * along_i, along_1)
+                rows = ((along_1 - 1j * along_i) / 2).conj()
+            else:
+                rows = torch.complex(along_1, along_i)
+        blocks.append(rows.reshape(*y.shape, *x.shape))
+    return blocks
+
+
+def jacfwd(
+    func: Callable,
+    argnums: int | tuple[int, ...] | None = 0,
+    has_aux: bool = False,
+    *,
+    randomness: str = "error",
+    chunk_size: int | str | None = None,
+    memory_budget: int | None = None,
+    progress: bool | str = False,
+) -> Callable:
+    """The Jacobian of `func`, by one forward pass whose lanes are the columns."""
+    check_randomness(randomness, "jacfwd")
+    check_chunk_options("jacfwd", chunk_size, memory_budget)
+    estimates: dict = {}
+
+    @functools.wraps(func)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        if peer_engine_active():
+            raise refuse_peer("jacfwd")
+        positions = tuple(range(len(args))) if argnums is None else check_argnums(argnums, len(args))
+        leaves, in_spec = read_inputs("jacfwd", args, positions)
+        basis = Basis(leaves, [leaf.is_complex() for leaf in leaves])
+
+        def of_leaves(*duals: Tensor) -> Any:
+            return func(*replace(args, positions, unflatten(list(duals), in_spec)), **kwargs)
+
+        def run(start: int, length: int) -> tuple[list, Any, Spec]:
+            directions = basis.rows(start, length)
+            if chunk_size == 1 and basis.total:
+                out = jvp(of_leaves, tuple(leaves), tuple(row[0] for row in directions), has_aux=has_aux)
+                pushed, spec = flatten(out[1])
+                return [t[None] for t in pushed], (out[2] if has_aux else None), spec
+            with BatchLevel(length, randomness, basis.total, start) as level:
+                tangents = tuple([level.wrap(row) for row in directions])
+                out = jvp(of_leaves, tuple(leaves), tangents, has_aux=has_aux)
+                pushed, spec = flatten(out[1])
+                aux = first_lane(level, out[2]) if has_aux else None
+                return [lanes_of(level, t) for t in pushed], aux, spec
+
+        if chunk_size is None and not progress:
+            rows, aux, out_spec = run(0, basis.total)
+        else:
+            results = map_chunks(
+                run,
+                basis.total,
+                chunk_size,
+                memory_budget=memory_budget,
+                progress=progress,
+                label="jacfwd",
+                # A row at a time, the function may draw random numbers: the same for each row.
+                reseat=randomness != "error" or chunk_size == 1,
+                leaves=leaves,
+                estimates=estimates,
+            )
+            _, aux, out_spec = results[0]
+            outputs = [t[0] for t in results[0][0]] if basis.total else []
+            rows = join([pushed for pushed, _, _ in results], outputs, basis.total, False)
+        call = Call("jacfwd", func, args, kwargs, {})
+        blocks = [unflatten(of_forward(call, row, basis), in_spec) for row in rows]
+        result = unflatten(blocks, out_spec)
+        return (result, aux) if has_aux else result
+
+    return jacobian
+
+
+def of_forward(call: Call, row: Tensor, basis: Basis) -> list[Tensor]:
+    """`[total, *y]` -> the Jacobian `[*y, *x]` with respect to each input x."""
+    if len(basis.tensors) == 1 and not basis.twice[0]:
+        return [row.movedim(0, -1).reshape(*row.shape[1:], *basis.tensors[0].shape)]
+    blocks = []
+    for part, x, both in zip(row.split(basis.counts), basis.tensors, basis.twice):
+        if both:
+            # Along a direction v, a forward pass gives J_z v + J_zbar conj(v).
+            along_1, along_i = part[: x.numel()], part[x.numel() :]
+            if part.is_complex():
+                check_holomorphic(call, along_1 + 1j * along_i, along_1)
+                part = (along_1 - 1j * along_i) / 2
+            else:
+                part = torch.complex(along_1, along_i)
+        blocks.append(part.movedim(0, -1).reshape(*part.shape[1:], *x.shape))
+    return blocks
+
+
+def hessian(
+    func: Callable,
+    argnums: int | tuple[int, ...] | None = 0,
+    *,
+    has_aux: bool = False,
+    randomness: str = "error",
+    chunk_size: int | str | None = None,
+    memory_budget: int | None = None,
+    progress: bool | str = False,
+) -> Callable:
+    """The Hessian of `func`: `jacfwd(jacrev(func))`."""
+    return jacfwd(
+        jacrev(func, argnums, has_aux=has_aux),
+        argnums,
+        has_aux,
+        randomness=randomness,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        progress=progress,
+    )
+
+
+def read_inputs(api: str, args: tuple, argnums: int | tuple[int, ...]) -> tuple[list[Tensor], Spec]:
+    """The leaves to differentiate with respect to, and their structure."""
+    chosen = select(args, argnums)
+    if isinstance(chosen, Tensor):
+        leaves, spec = [chosen], LEAF
+    else:
+        leaves, spec = flatten(chosen)
+        check_tensors(leaves, chosen, api, "args")
+    for position, leaf in enumerate(leaves):
+        check_differentiable(api, leaf, chosen, position)
+    return leaves, spec
+
+
+def lanes_of(level: BatchLevel, tensor: Tensor) -> Tensor:
+    """The value below, `[B, *S]`."""
+    if type(tensor) is BatchTensor and tensor.level is level:
+        if not tensor.mapped:
+            sync(tensor)
+        return level.expanded(tensor)
+    return tensor.expand(level.size, *tensor.shape)
+
+
+def first_lane(level: BatchLevel, tree: Any) -> Any:
+    """`tree` on the plane below; of a value that differs from lane to lane, the first."""
+    leaves, spec = flatten(tree)
+
+    def take(leaf: Any) -> Any:
+        if type(leaf) is not BatchTensor or leaf.level is not level:
+            return leaf
+        sync(leaf)
+        return leaf.value[0] if leaf.mapped else leaf.value
+
+    return unflatten([take(leaf) for leaf in leaves], spec)
+
+
+def join(chunks: list[list[Tensor]], like: list[Tensor], total: int, preallocate: bool) -> list[Tensor]:
+    """The chunks of each tensor, `[length, *S]` each, as one `[total, *S]`."""
+    if len(chunks) == 1:
+        return chunks[0]
+    if not preallocate:
+        return [torch.cat(parts) for parts in zip(*chunks)]
+    joined = [torch.zeros((total, *first.shape[1:]), dtype=first.dtype, device=first.device) for first in chunks[0]]
+    start = 0
+    for parts in chunks:
+        for whole, part in zip(joined, parts):
+            whole[start : start + len(part)].copy_(part)
+        start += len(parts[0])
+    return joined
+
+
+def check_holomorphic(call: Call, twice_along_conj: Tensor, scale: Tensor) -> None:
+    """Raise where the derivative along the conjugate is not zero. On lanes, where no value can be asked, it is not."""
+    if isinstance(twice_along_conj, Plane) or twice_along_conj.device.type == "meta" or not scale.numel():
+        return
+    off, size = twice_along_conj.detach().abs().max(), scale.detach().abs().max()
+    if off > size * torch.finfo(scale.dtype).eps ** 0.5:
+        raise TransformError(
+            at_user_line(
+                f"{call}: the function is complex but not holomorphic: its derivative depends on the direction in the "
+                "complex plane, so there is no complex Jacobian (a conjugate, abs, real or imag does this)",
+                f"g = lambda x: torch.view_as_real({call.name}(torch.view_as_complex(x)))\n"
+                f"{call.api}(g)(torch.view_as_real(z))  # the real Jacobian, [..., 2] out and in",
+            )
+        )
