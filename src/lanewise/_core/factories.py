@@ -7,14 +7,17 @@ calls a factory itself must get a plain tensor; such operations are shielded: th
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
-from lanewise._core.level import current_level
+from lanewise._core.level import Level, current_level
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
+    ADINPLACE_OR_VIEW_KEY,
     FACTORY_KEY_NAME,
     FACTORY_KEY_SET,
     ExcludeDispatchKeyGuard,
+    tls_is_excluded,
 )
 
 _hooked: set[OpOverload] = set()
@@ -27,6 +30,12 @@ def adopt_results_of(*ops: OpOverload) -> None:
     """Route these overloads through the innermost level while one is open."""
     for op in ops:
         _route(op, _factory_kernel(op))
+
+
+def adopt_copies_by(*ops: OpOverload) -> None:
+    """The same for overloads that nearly every kernel calls: there view tracking is off, and the result stays plain."""
+    for op in ops:
+        _route(op, _copy_kernel(op))
 
 
 def keep_factories_plain_inside(*ops: OpOverload) -> None:
@@ -42,15 +51,36 @@ def _route(op: OpOverload, kernel: Any) -> None:
     _kernels.impl(op.name().removeprefix("aten::"), kernel, FACTORY_KEY_NAME)
 
 
+def _on_plane(operand: Tensor, level: Level) -> bool:
+    """Whether an operand belongs to this level, whose rules then make the result; one of a plane below does not."""
+    return isinstance(operand, Plane) and operand.level.order >= level.order
+
+
 def _factory_kernel(op: OpOverload) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
-            if level is None or any(isinstance(operand, Plane) for operand in tensors_of(args, kwargs)):
+            if level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
                 return op(*args, **kwargs)
             return level.factory(op, args, kwargs)
 
     return made
+
+
+def _copy_kernel(op: OpOverload) -> Any:
+    empty_like = torch.ops.aten.empty_like.default
+
+    def copied(x: Tensor, **options: Any) -> Any:
+        inside_a_kernel = tls_is_excluded(ADINPLACE_OR_VIEW_KEY)
+        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
+            level = current_level()
+            if inside_a_kernel or level is None or _on_plane(x, level):
+                return op(x, **options)
+            # Written on this plane, so that its autograd sees where the copy comes from.
+            non_blocking = options.pop("non_blocking", False)
+            return level.factory(empty_like, (x,), options).copy_(x, non_blocking)
+
+    return copied
 
 
 def _shield_kernel(op: OpOverload) -> Any:

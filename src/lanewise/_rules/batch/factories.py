@@ -3,8 +3,8 @@
 import torch
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import adopt_results_of, keep_factories_plain_inside
-from lanewise._rules.batch.families import lane_rule, pointwise
+from lanewise._core.factories import adopt_copies_by, adopt_results_of, keep_factories_plain_inside
+from lanewise._rules.batch.families import lane_rule
 
 aten = torch.ops.aten
 
@@ -28,6 +28,7 @@ adopt_results_of(
     aten.zeros.default,
     aten.zeros_like.default,
 )
+adopt_copies_by(aten._to_copy.default, aten.clone.default)
 
 # Found by running torch's op_db with the factory routing switched on and counting calls from inside each kernel.
 keep_factories_plain_inside(
@@ -95,12 +96,31 @@ keep_factories_plain_inside(
     aten.upsample_nearest1d.default,
 )
 
-pointwise(
+_CHANNELS = (torch.channels_last, torch.channels_last_3d)
+
+
+def _copies(op):
+    @lane_rule(op)
+    def copies(level, x, *args, memory_format=None, **options):
+        """x [B, *S] -> another of that shape; a channels_last format is that of each lane"""
+        if memory_format in _CHANNELS:
+            rows = x.value.movedim(2, -1)
+            return op(rows, *args, memory_format=torch.contiguous_format, **options).movedim(-1, 2)
+        if memory_format is not None:
+            options["memory_format"] = memory_format
+        return op(x.value, *args, **options)
+
+
+# Not pointwise rules, whose short cut makes plain tensors: on the plane below these are factories too.
+for _op in (
+    aten._to_copy.default,
+    aten.clone.default,
     aten.empty_like.default,
     aten.full_like.default,
     aten.ones_like.default,
     aten.zeros_like.default,
-)
+):
+    _copies(_op)
 
 
 @lane_rule(aten.new_empty.default)

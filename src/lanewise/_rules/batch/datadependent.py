@@ -1,0 +1,181 @@
+"""Operations whose result is a Python value, or has a shape that depends on values.
+
+Where every lane gives the same (the same Python value, the same shape) the result is what a loop over the lanes gives;
+where lanes differ there is no such tensor, and the error says so.
+"""
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._rules.batch.families import aligner, lane_rule, refuse
+from lanewise.errors import LaneValueError, TransformError, at_user_line
+
+aten = torch.ops.aten
+
+
+def at_least_1d(level: BatchLevel, x: Tensor) -> Tensor:
+    """-> [B, *S], or [B, 1] for a 0-dim operand"""
+    value = level.expanded(x)
+    return value if x.dim() else value.unsqueeze(1)
+
+
+def lane_numbers(level: BatchLevel, like: Tensor, rank: int) -> Tensor:
+    """0 .. B-1 as [B, 1, ..., 1] with `rank` dims in all"""
+    return torch.arange(level.size, device=like.device).view(level.size, *[1] * (rank - 1))
+
+
+# --- Python values ---------------------------------------------------------------------------------------------------
+
+
+@lane_rule(aten._local_scalar_dense.default, raw=True)
+def local_scalar_dense(level, x):
+    """The number that all lanes agree on, or an error."""
+    if not level.mapped(x):
+        return level.physical(x).item()
+    value = x.value
+    if level.size == 0:
+        return value.new_zeros(()).item()
+    first = value[0]
+    same = (value == first) | ((value != value) & (first != first))
+    if bool(same.all()):
+        return first.item()
+    raise LaneValueError(
+        at_user_line(
+            f"vmap: It looks like you're calling .item on a Tensor (also float(), int(), range() or a slice bound), or "
+            f"attempting to use a Tensor in some data-dependent control flow (if, while, assert, bool()). The value "
+            f"{list(x.shape)} {x.dtype} differs from lane to lane, of which there are {level.size}, so there is no one "
+            "Python value",
+            "torch.where(condition, a, b)      # instead of `if condition`\n"
+            "keep the value in a tensor        # instead of .item(), float() or int()",
+        )
+    )
+
+
+def agreed(level: BatchLevel, verdicts: Tensor, name: str) -> bool:
+    """verdicts [B] -> the one verdict of all lanes, or an error."""
+    if torch.equal(verdicts, torch.ones_like(verdicts)):
+        return True
+    if torch.equal(verdicts, torch.zeros_like(verdicts)):
+        return False
+    raise LaneValueError(
+        at_user_line(
+            f"vmap: {name} is attempting to use a Tensor in some data-dependent control flow: it is true in some lanes "
+            f"and false in others (vmap over torch.{name} isn't supported yet in that case)",
+            "(a == b).all()                    # a value of each lane, for torch.where",
+        )
+    )
+
+
+@lane_rule(aten.equal.default, raw=True)
+def equal(level, a, b):
+    """a, b [B, *S] -> whether they are equal, if all lanes agree."""
+    if a.shape != b.shape:
+        return False
+    same = at_least_1d(level, a) == at_least_1d(level, b)
+    return agreed(level, same.flatten(1).all(1), "equal")
+
+
+@lane_rule(aten.allclose.default, raw=True)
+def allclose(level, a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
+    """a, b [B, *S] -> whether they are close, if all lanes agree."""
+    align = aligner(level, [a, b], promote=False)
+    close = torch.isclose(align(a), align(b), rtol, atol, equal_nan)
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    return agreed(level, close.expand(level.size, *shape).reshape(level.size, shape.numel()).all(1), "allclose")
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def differing_shapes(what: str, counts: str, instead: str) -> TransformError:
+    """The error for results whose shape differs from lane to lane."""
+    return TransformError(
+        at_user_line(
+            f"vmap: {what}: batching operators that can output dynamic shape is not possible where lanes differ in "
+            f"shape: {counts}",
+            instead,
+        )
+    )
+
+
+def common_count(level: BatchLevel, counts: Tensor, total: int, what: str) -> int:
+    """counts [B] with their sum -> the one count of all lanes, or an error."""
+    count = total // max(level.size, 1)
+    if count * level.size != total or not torch.equal(counts, torch.full_like(counts, count)):
+        raise differing_shapes(
+            what,
+            f"{total} elements in {level.size} lanes, not as many in each",
+            "torch.where(mask, x, 0)           # one shape for all lanes\n"
+            "x[mask] = 0                       # a scalar value is fine",
+        )
+    return count
+
+
+def lane_positions(level: BatchLevel, mask: Tensor) -> list[tuple[Tensor, int, bool]]:
+    """A bool mask as indices, one for each of its dims: the tensor below, logical rank 1, and whether it has lanes."""
+    if not level.mapped(mask):
+        return [(index, 1, False) for index in mask.nonzero().unbind(1)]
+    found = mask.value.nonzero()
+    count = common_count(
+        level,
+        at_least_1d(level, mask).flatten(1).sum(1),
+        found.shape[0],
+        "indexing can support dynamic shape only if lanes agree. Attempting to batch over indexing with a boolean mask",
+    )
+    return [(index.view(level.size, count), 1, True) for index in found[:, 1:].unbind(1)]
+
+
+@lane_rule(aten.nonzero.default)
+def nonzero(level, x):
+    """x [B, *S] -> [B, n, rank], the same n in all lanes"""
+    found = x.value.nonzero()
+    counts = (at_least_1d(level, x) != 0).flatten(1).sum(1)
+    count = common_count(level, counts, found.shape[0], "torch.nonzero (also torch.where with one argument)")
+    return found[:, 1:].reshape(level.size, count, x.dim())
+
+
+@lane_rule(aten.masked_select.default)
+def masked_select(level, x, mask):
+    """x [B, *S], mask [*M] or, picking as many in each lane, [B, *M] -> [B, n]"""
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    align = aligner(level, [x, mask], promote=False)
+    below = align(x).expand(level.size, *shape).reshape(level.size, shape.numel())
+    if not level.mapped(mask):
+        return below[:, mask.expand(shape).reshape(-1)]
+    where = align(mask).expand(level.size, *shape).reshape(level.size, shape.numel())
+    picked = torch.masked_select(below, where)
+    count = common_count(level, where.sum(1), picked.shape[0], "vmap over `mask` in torch.masked_select")
+    return picked.view(level.size, count)
+
+
+@lane_rule(aten.nonzero_static.default)
+def nonzero_static(level, x, *, size, fill_value=-1):
+    """x [B, *S] -> [B, size, rank], filled up or cut off"""
+    flat = (at_least_1d(level, x) != 0).flatten(1)
+    order = torch.where(flat, (flat.cumsum(1) - 1).clamp_max(size), size)
+    places = torch.arange(flat.shape[1], device=x.device).expand(flat.shape)
+    where = torch.full((level.size, size + 1), -1, dtype=torch.int64, device=x.device).scatter(1, order, places)[
+        :, :size
+    ]
+    columns = []
+    for extent in reversed(x.shape):
+        columns.insert(0, torch.where(where < 0, fill_value, where.remainder(max(extent, 1))))
+        where = torch.where(where < 0, where, where.div(max(extent, 1), rounding_mode="floor"))
+    return torch.stack(columns, 2) if columns else where.new_empty((level.size, size, 0))
+
+
+# --- what has no meaning on lanes ------------------------------------------------------------------------------------
+
+for _op in (
+    aten.set_.default,
+    aten.set_.source_Storage,
+    aten.set_.source_Storage_storage_offset,
+    aten.set_.source_Tensor,
+    aten.set_.source_Tensor_storage_offset,
+):
+    refuse(
+        _op,
+        "vmap: set_ exchanges the memory of a tensor, and the lanes of a mapped tensor share one memory",
+        "x.copy_(source)                   # or x = source",
+    )

@@ -1,0 +1,397 @@
+"""Indexing with tensors: gather, index, take, and the writes that correspond to them.
+
+Where lanes differ in their indices, the lane number is one more index, never an offset added to the user's: an index
+that is out of range must not reach a neighbouring lane.
+"""
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.missing import lane_loop
+from lanewise._core.plane import Plane
+from lanewise._rules.batch.datadependent import at_least_1d, lane_numbers, lane_positions
+from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
+from lanewise._torch_compat import current_autograd_node
+from lanewise.errors import TransformError, at_user_line
+
+aten = torch.ops.aten
+
+
+# --- one index per element: gather and scatter -----------------------------------------------------------------------
+
+
+@lane_rule(aten.gather.default)
+def gather(level, x, dim, index, *, sparse_grad=False):
+    """x [B, *S] or [*S], index [B, *I] or [*I] -> [B, *I]"""
+    dim = shift_dim(dim, max(x.dim(), 1))
+    if level.mapped(x):
+        out = torch.gather(at_least_1d(level, x), dim, at_least_1d(level, index))
+    else:
+        # Lanes beside the gathered dim: x stays one tensor, and so does its gradient.
+        indices = at_least_1d(level, index).movedim(0, dim - 1)
+        sides = indices.shape[dim - 1 : dim + 1]
+        out = torch.gather(x, dim - 1, indices.flatten(dim - 1, dim)).unflatten(dim - 1, sides).movedim(dim - 1, 0)
+    return out if index.dim() else out.squeeze(1)
+
+
+def _scatter(op):
+    @lane_rule(op)
+    def scatter(level, x, dim, index, source, *rest, **options):
+        """x [B, *S], index [B, *I], source [B, *T] or a number -> [B, *S]"""
+        source = at_least_1d(level, source) if isinstance(source, Tensor) else source
+        dim = shift_dim(dim, max(x.dim(), 1))
+        out = op(at_least_1d(level, x), dim, at_least_1d(level, index), source, *rest, **options)
+        return out if x.dim() else out.squeeze(1)
+
+
+for _op in (
+    aten.scatter.reduce,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter.value_reduce,
+    aten.scatter_.reduce,
+    aten.scatter_.src,
+    aten.scatter_.value,
+    aten.scatter_.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_add_.default,
+    aten.scatter_reduce.two,
+    aten.scatter_reduce_.two,
+):
+    _scatter(_op)
+
+
+# --- one index per slice: index_select and its writes ----------------------------------------------------------------
+
+
+def along(index: Tensor, dim: int, shape: torch.Size) -> Tensor:
+    """index [B, n] -> one index per element, expanded to `shape` [B, *S] with S[dim - 1] = n"""
+    sides = [1] * len(shape)
+    sides[0], sides[dim] = index.shape
+    return index.reshape(sides).expand(shape)
+
+
+@lane_rule(aten.index_select.default)
+def index_select(level, x, dim, index):
+    """x [B, *S] or [*S], index [B, n] or [n] -> [B, *S with n at dim]"""
+    dim = shift_dim(dim, max(x.dim(), 1))
+    if not level.mapped(index):
+        out = torch.index_select(at_least_1d(level, x), dim, index)
+    elif level.mapped(x):
+        values, indices = at_least_1d(level, x), at_least_1d(level, index)
+        out = torch.gather(
+            values, dim, along(indices, dim, (*values.shape[:dim], indices.shape[1], *values.shape[dim + 1 :]))
+        )
+    else:
+        indices = at_least_1d(level, index)
+        out = torch.index_select(x if x.dim() else x.unsqueeze(0), dim - 1, indices.flatten())
+        out = out.unflatten(dim - 1, indices.shape).movedim(dim - 1, 0)
+    return out if x.dim() else out.squeeze(1)
+
+
+def _slices(op, per_element):
+    """A write of slices: the op itself where all lanes write to the same places, else its twin for single elements."""
+
+    @lane_rule(op)
+    def write(level, x, dim, index, source, *rest, **options):
+        """x [B, *S], index [B, n] or [n], source [B, *S with n at dim] -> [B, *S]"""
+        dim = shift_dim(dim, max(x.dim(), 1))
+        values, sources = at_least_1d(level, x), at_least_1d(level, source)
+        if not level.mapped(index):
+            out = op(values, dim, index, sources, *rest, **options)
+        else:
+            indices = at_least_1d(level, index)
+            if sources.shape != (*values.shape[:dim], indices.shape[1], *values.shape[dim + 1 :]):
+                raise TransformError(
+                    at_user_line(
+                        f"vmap: {op}: source {list(source.shape)} does not fit self {list(x.shape)} with "
+                        f"{indices.shape[1]} indices along dim {dim - 1}"
+                    )
+                )
+            out = per_element(values, dim, along(indices, dim, sources.shape), sources, *rest, **options)
+        return out if x.dim() else out.squeeze(1)
+
+
+def _add(scatter_add):
+    def add(x, dim, index, source, alpha=1):
+        return scatter_add(x, dim, index, source if alpha == 1 else source * alpha)
+
+    return add
+
+
+_slices(aten.index_add.default, _add(aten.scatter_add.default))
+_slices(aten.index_add_.default, _add(aten.scatter_add_.default))
+_slices(aten.index_copy.default, aten.scatter.src)
+_slices(aten.index_copy_.default, aten.scatter_.src)
+_slices(aten.index_reduce.default, aten.scatter_reduce.two)
+_slices(aten.index_reduce_.default, aten.scatter_reduce_.two)
+
+
+@lane_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(level, x, dim, index, value):
+    """x [B, *S], index [B, n] or [n], value [B], [] or a number -> [B, *S]"""
+    dim = shift_dim(dim, max(x.dim(), 1))
+    values = at_least_1d(level, x)
+    if not level.mapped(index) and not level.mapped(value):
+        out = torch.index_fill(values, dim, index, value)
+    else:
+        indices = at_least_1d(level, index)
+        if not isinstance(value, Tensor):
+            value = torch.full((), value, dtype=x.dtype, device=x.device)
+        elif level.mapped(value):
+            value = value.value.view(level.size, *[1] * (values.dim() - 1))
+        where = [lane_numbers(level, indices, 2), *[None] * (dim - 1), indices]
+        out = aten.index_put(values, where, value.to(x.dtype))
+    return out if x.dim() else out.squeeze(1)
+
+
+# --- indices in brackets: index and index_put ------------------------------------------------------------------------
+
+
+class Bracket:
+    """What `x[indices]` is below.
+
+    Attributes:
+        indices: The indices below.
+        order: `physical.permute(order)` is `[B, *logical result]`; None where it is that already.
+        rank: Number of dims of the logical result.
+    """
+
+    def __init__(self, level: BatchLevel, x: Tensor, indices: list, x_mapped: bool) -> None:
+        positions: list = []
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                _check_mask(x, len(positions), index)
+                positions.extend(lane_positions(level, index))
+            else:
+                positions.append(None if index is None else (level.physical(index), index.dim(), level.mapped(index)))
+        used = [k for k, position in enumerate(positions) if position is not None]
+        if len(positions) > x.dim():
+            raise IndexError(f"too many indices for tensor of dimension {x.dim()}")
+        first, count = used[0], len(used)
+        adjacent = used[-1] - first + 1 == count
+        wide = max(positions[k][1] for k in used)
+        index_mapped = any(positions[k][2] for k in used)
+        rest = x.dim() - first - count if adjacent else 0
+        self.rank = wide + x.dim() - count
+        self.indices = []
+        for position in positions:
+            if position is None:
+                self.indices.append(None)
+                continue
+            value, rank, mapped = position
+            if mapped and rank < wide:
+                value = value.reshape(level.size, *[1] * (wide - rank), *value.shape[1:])
+            self.indices.append(value)
+        self.order: list[int] | None = None
+        if not index_mapped:
+            self.indices.insert(0, None)
+            if not adjacent:
+                self.order = [wide, *range(wide), *range(wide + 1, self.rank + 1)]
+        elif x_mapped:
+            self.indices.insert(0, lane_numbers(level, x, wide + 1))
+            if adjacent and first:
+                self.order = [0, *range(wide + 1, wide + 1 + first), *range(1, wide + 1)]
+                self.order += range(wide + 1 + first, wide + 1 + first + rest)
+        elif adjacent and first:
+            self.order = [first, *range(first), *range(first + 1, self.rank + 1)]
+
+    def enter(self, level: BatchLevel, values: Tensor) -> Tensor:
+        """Values of the logical result's shape, or broadcast to it -> values for the physical result."""
+        mapped = level.mapped(values)
+        below = level.physical(values)
+        lead = below.shape[:1] if mapped else ()
+        shape = values.shape
+        while len(shape) > self.rank and shape[0] == 1:
+            shape = shape[1:]
+        if mapped or self.order is not None:
+            shape = (*lead, *[1] * (self.rank - len(shape)), *shape)
+        if shape != below.shape:
+            below = below.reshape(shape)
+        if self.order is None:
+            return below
+        if not mapped:
+            below = below.unsqueeze(0)
+        inverse = [0] * len(self.order)
+        for k, dim in enumerate(self.order):
+            inverse[dim] = k
+        return below.permute(inverse)
+
+
+def _check_mask(x: Tensor, first: int, mask: Tensor) -> None:
+    for k, extent in enumerate(mask.shape):
+        if first + k >= x.dim() or x.shape[first + k] != extent:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the indexed "
+                f"tensor {list(x.shape)} at index {first + k}"
+            )
+
+
+def _index(op):
+    @lane_rule(op)
+    def index(level, x, indices):
+        """x [B, *S] or [*S], each index [B, *I], [*I] or None -> [B, *result]"""
+        padded = _cotangent_of_fill(level, x, indices)
+        if padded is not None:
+            return padded
+        bracket = Bracket(level, x, indices, level.mapped(x))
+        out = op(level.physical(x), bracket.indices)
+        return out if bracket.order is None else out.permute(bracket.order)
+
+
+_index(aten.index.Tensor)
+_index(aten._unsafe_index.Tensor)
+
+
+def _cotangent_of_fill(level, x, indices):
+    """What the backward formula of `x[mask] = value` reads, to sum it over all elements that the mask picks.
+
+    Lanes pick different numbers of elements; zeros in place of the others leave the sum as it is.
+    """
+    node = current_autograd_node()
+    if node is None or not node.name().startswith("IndexPut"):
+        return None
+    used, mask = _only_mask(level, indices)
+    if mask is None:
+        return None
+    first = used[0]
+    where = _mask_over(level, x, first, mask)
+    shape = (*x.shape[:first], mask.numel(), *x.shape[first + mask.dim() :])
+    return torch.where(where, level.expanded(x), 0).reshape(level.size, *shape)
+
+
+def _only_mask(level, indices):
+    used = [k for k, index in enumerate(indices) if index is not None]
+    mask = indices[used[0]]
+    masks = mask.dtype in (torch.bool, torch.uint8) and isinstance(mask, Plane) and len(used) == 1
+    return used, mask if masks else None
+
+
+def _mask_over(level, x, first, mask):
+    rest = x.dim() - first - mask.dim()
+    lead = level.size if level.mapped(mask) else 1
+    return level.physical(mask).bool().view(lead, *[1] * first, *mask.shape, *[1] * rest)
+
+
+def _index_put(op):
+    @lane_rule(op)
+    def index_put(level, x, indices, values, accumulate=False, *rest):
+        """x [B, *S] or [*S], each index [B, *I], [*I] or None, values broadcast to the result -> [B, *S]"""
+        filled = _fill_by_mask(level, op, x, indices, values, accumulate)
+        if filled is not None:
+            return x.value.copy_(filled) if op._schema.is_mutable else filled
+        bracket = Bracket(level, x, indices, True)
+        return op(level.expanded(x), bracket.indices, bracket.enter(level, values), accumulate, *rest)
+
+
+def _fill_by_mask(level, op, x, indices, values, accumulate):
+    """`x[mask] = values`, where the mask has lanes and the values do not depend on how many elements it picks."""
+    used, mask = _only_mask(level, indices)
+    if mask is None:
+        return None
+    first, count = used[0], mask.dim()
+    rest = x.dim() - first - count
+    if values.dim() > rest:
+        if values.shape[-rest - 1] != 1:
+            return None
+        shape = values.shape
+        shape = (*shape[: len(shape) - rest - 1], *[1] * count, *shape[len(shape) - rest :])
+        values = values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(-1, *shape))
+    if values.dtype != x.dtype:
+        raise IndexError(
+            f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination and "
+            f"{values.dtype} for the source."
+        )
+    _check_mask(x, first, mask)
+    where = _mask_over(level, x, first, mask)
+    below = level.expanded(x)
+    fill = aligner(level, [x, values], promote=False)(values)
+    return torch.where(where, below + fill if accumulate else fill, below)
+
+
+_index_put(aten._index_put_impl_.default)
+_index_put(aten._unsafe_index_put.default)
+_index_put(aten.index_put.default)
+_index_put(aten.index_put_.default)
+
+decompose(aten._unsafe_masked_index.default)
+decompose(aten._unsafe_masked_index_put_accumulate.default)
+
+
+# --- flat indices: take, put -----------------------------------------------------------------------------------------
+
+
+@lane_rule(aten.take.default)
+def take(level, x, index):
+    """x [B, *S] or [*S], index [B, *I] or [*I] -> [B, *I]"""
+    if not level.mapped(x):
+        return torch.take(x, index.value)
+    flat = at_least_1d(level, x).flatten(1)
+    if not level.mapped(index):
+        return aten.index(flat, [None, index])
+    return aten.index(flat, [lane_numbers(level, index, index.dim() + 1), index.value])
+
+
+@lane_rule(aten.put.default)
+def put(level, x, index, source, accumulate=False):
+    """x [B, *S], index [B, *I], source [B, *T] of as many elements -> [B, *S]"""
+    if index.numel() != source.numel():
+        raise TransformError(
+            at_user_line(
+                f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
+                f"{source.numel()}, index.numel() = {index.numel()}"
+            )
+        )
+    values = at_least_1d(level, x)
+    flat, indices = values.flatten(1), at_least_1d(level, index).flatten(1)
+    where = [lane_numbers(level, indices, 2), indices]
+    return aten.index_put(flat, where, at_least_1d(level, source).flatten(1), accumulate).view(level.expanded(x).shape)
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+@lane_rule(aten.masked_fill.Tensor, guarded=False)
+def masked_fill(level, x, mask, value):
+    """x [B, *S], mask [B, *M], value [B] or [] -> [B, *broadcast]"""
+    align = aligner(level, [x, mask], promote=False)
+    below, where = align(x), align(mask)
+    if not level.mapped(value):
+        return torch.masked_fill(below, where, value)
+    fill = value.value.to(x.dtype)
+    return torch.where(where, fill.view(-1, *[1] * max(x.dim(), mask.dim())), below)
+
+
+@lane_rule(aten.masked_fill_.Tensor)
+def masked_fill_(level, x, mask, value):
+    """x [B, *S] <- value [B] or [] where mask [B, *M]"""
+    where = aligner(level, [x, mask], promote=False)(mask)
+    if not level.mapped(value):
+        return x.value.masked_fill_(where, value)
+    fill = value.value.to(x.dtype)
+    return x.value.copy_(torch.where(where, fill.view(-1, *[1] * x.dim()), x.value))
+
+
+@lane_rule(aten.masked_scatter.default)
+def masked_scatter(level, x, mask, source):
+    """x [B, *S], mask [B, *M], source [B, *T] read in order -> [B, *broadcast]"""
+    if not source.numel():
+        return lane_loop(level, aten.masked_scatter.default, (x, mask, source), {})
+    shape = torch.Size((level.size, *torch.broadcast_shapes(x.shape, mask.shape)))
+    align = aligner(level, [x, mask], promote=False)
+    below, where = align(x).expand(shape), align(mask).expand(shape)
+    flat = where.reshape(level.size, shape[1:].numel())
+    order = (flat.cumsum(1) - 1).clamp_min(0)
+    sources = torch.gather(at_least_1d(level, source).flatten(1), 1, order).view(shape)
+    return torch.where(where, sources, below)
+
+
+@lane_rule(aten.masked_scatter_backward.default)
+def masked_scatter_backward(level, grad, mask, sizes):
+    """grad [B, *S], mask [B, *S] -> the picked elements in order, then zeros [B, *sizes]"""
+    count = torch.Size(sizes).numel()
+    flat = at_least_1d(level, mask.expand(grad.shape)).flatten(1)
+    order = torch.where(flat, (flat.cumsum(1) - 1).clamp_max(count), count)
+    out = torch.zeros((level.size, count + 1), dtype=grad.dtype, device=grad.device)
+    return out.scatter(1, order, at_least_1d(level, grad).flatten(1))[:, :count].reshape(level.size, *sizes)

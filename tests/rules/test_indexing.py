@@ -1,0 +1,137 @@
+"""Indexing with tensors, against the loop."""
+
+import pytest
+import torch
+
+from tests.rules.lanes import bools, check, distinct, ints, normal
+
+CASES = {
+    "gather": (lambda x, i: x.gather(0, i), normal(3, 4), ints(0, 3, 2, 4)),
+    "gather last": (lambda x, i: x.gather(-1, i), normal(3, 4), ints(0, 4, 3, 5)),
+    "gather 0-dim": (lambda x, i: x.gather(0, i), normal(), ints(0, 1)),
+    "gather 0-dim by 1-dim": (lambda x, i: x.gather(0, i), normal(), ints(0, 1, 3)),
+    "gather 1-dim by 0-dim": (lambda x, i: x.gather(0, i), normal(4), ints(0, 4)),
+    "scatter": (lambda x, i, s: x.scatter(1, i.expand(2, 3), s), normal(2, 4), distinct(4, 3), normal(2, 3)),
+    "scatter value": (lambda x, i: x.scatter(0, i, 2.5), normal(4, 3), ints(0, 4, 2, 3)),
+    "scatter value 0-dim": (lambda x, i: x.scatter(0, i, 2.5), normal(), ints(0, 1)),
+    "scatter_add": (lambda x, i, s: x.scatter_add(0, i, s), normal(4, 3), ints(0, 4, 5, 3), normal(5, 3)),
+    "scatter_add_": (lambda x, i, s: x.clone().scatter_add_(0, i, s), normal(4), ints(0, 4, 5), normal(5)),
+    "scatter_add 0-dim": (lambda x, i, s: x.scatter_add(0, i, s), normal(), ints(0, 1), normal()),
+    "scatter_": (lambda x, i: x.clone().scatter_(1, i, 1.5), normal(2, 4), ints(0, 4, 2, 2)),
+    "index_select": (lambda x, i: x.index_select(1, i), normal(2, 4, 3), ints(0, 4, 5)),
+    "index_select first": (lambda x, i: x.index_select(0, i), normal(4, 3), ints(0, 4, 5)),
+    "index_select 0-dim": (lambda x, i: x.index_select(0, i), normal(), ints(0, 1, 1)),
+    "index_select by 0-dim": (lambda x, i: x.index_select(-1, i), normal(2, 4), ints(0, 4)),
+    "index_add": (lambda x, i, s: x.index_add(1, i, s, alpha=2), normal(2, 4), ints(0, 4, 3), normal(2, 3)),
+    "index_add_": (lambda x, i, s: x.clone().index_add_(0, i, s), normal(4, 2), ints(0, 4, 3), normal(3, 2)),
+    "index_add 0-dim": (lambda x, i, s: x.index_add(0, i, s), normal(), ints(0, 1, 1), normal()),
+    "index_copy": (lambda x, i, s: x.index_copy(1, i, s), normal(2, 4), distinct(4, 3), normal(2, 3)),
+    "index_copy_": (lambda x, i, s: x.clone().index_copy_(0, i, s), normal(4, 2), distinct(4, 3), normal(3, 2)),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 3), normal(2, 4), ints(-4, 4, 2)),
+    "index_fill_": (lambda x, i: x.clone().index_fill_(0, i, 3), normal(4), ints(-4, 4, 2)),
+    "index_fill tensor": (lambda x, i, v: x.index_fill(1, i, v), normal(2, 4), ints(0, 4, 2), normal()),
+    "index": (lambda x, i: x[i], normal(4, 3), ints(-4, 4, 5)),
+    "index last": (lambda x, i: x[..., i], normal(2, 3, 4), ints(-4, 4, 5, 2)),
+    "index pair": (lambda x, i, j: x[i, j], normal(4, 3, 2), ints(0, 4, 5), ints(0, 3, 2, 1)),
+    "index pair inside": (lambda x, i, j: x[:, i, j], normal(2, 4, 3, 2), ints(0, 4, 5), ints(0, 3, 5)),
+    "index apart": (lambda x, i, j: x[i, :, j], normal(4, 2, 3), ints(0, 4, 5), ints(0, 3, 5)),
+    "index far apart": (lambda x, i, j: x[:, i, :, j], normal(2, 4, 2, 3), ints(0, 4, 5), ints(0, 3, 1)),
+    "index_put": (lambda x, i, v: x.index_put((i,), v), normal(4, 3), distinct(4, 2), normal(2, 3)),
+    "index_put row": (lambda x, i, v: x.index_put((i,), v), normal(4, 3), distinct(4, 2), normal(3)),
+    "index_put 0-dim": (lambda x, i, v: x.index_put((i,), v), normal(4, 3), ints(0, 4, 2), normal()),
+    "index_put add": (lambda x, i, v: x.index_put((i,), v, True), normal(4, 3), ints(0, 4, 6), normal(6, 1)),
+    "put last": (
+        lambda x, i, v: torch.ops.aten.index_put(x, [None, i], v, True),
+        normal(2, 4),
+        ints(0, 4, 3),
+        normal(2, 3),
+    ),
+    "put apart": (
+        lambda x, i, v: torch.ops.aten.index_put(x, [i, None, i], v, True),
+        normal(3, 2, 3),
+        ints(0, 3, 4),
+        normal(4, 2),
+    ),
+    "put apart broadcast": (
+        lambda x, i, v: torch.ops.aten.index_put(x, [i, None, i], v, True),
+        normal(3, 2, 3),
+        ints(0, 3, 4),
+        normal(2),
+    ),
+    "put inside": (
+        lambda x, i, v: torch.ops.aten.index_put(x, [None, i, i], v, True),
+        normal(2, 3, 3, 2),
+        ints(0, 3, 4),
+        normal(2, 4, 2),
+    ),
+    "setitem": (lambda x, i, v: put_in(x, i, v), normal(4, 3), distinct(4, 2), normal(2, 3)),
+    "mask setitem": (lambda x, m: put_in(x, m, 2.5), normal(4, 3), bools(4, 3)),
+    "mask setitem rows": (lambda x, m, v: put_in(x, m, v), normal(4, 3), bools(4), normal(3)),
+    "mask setitem value": (lambda x, m, v: put_in(x, m, v), normal(4, 3), bools(4, 3), normal()),
+    "mask put inside": (
+        lambda x, m, v: torch.ops.aten.index_put(x, [None, m], v, True),
+        normal(2, 3, 4),
+        bools(3),
+        normal(2, 1, 4),
+    ),
+    "mask of as many": (lambda x, i, v: x[(x > 9).index_fill(0, i, True)] * v, normal(5, 2), distinct(5, 2), normal()),
+    "unsafe index": (lambda x, i: torch.ops.aten._unsafe_index(x, [None, i]), normal(2, 4), ints(0, 4, 5)),
+    "unsafe masked index": (
+        lambda x, m, i: torch.ops.aten._unsafe_masked_index(x, m, [i], 1.0),
+        normal(5),
+        bools(3),
+        ints(0, 5, 3),
+    ),
+    "take": (lambda x, i: x.take(i), normal(2, 3), ints(-6, 6, 4)),
+    "take 0-dim": (lambda x, i: x.take(i), normal(), ints(0, 1)),
+    "put": (lambda x, i, s: x.put(i, s, True), normal(2, 3), ints(-6, 6, 2, 2), normal(4)),
+    "put_": (lambda x, i, s: x.clone().put_(i, s), normal(2, 3), distinct(6, 4), normal(4)),
+    "masked_fill tensor": (lambda x, m, v: x.masked_fill(m, v), normal(3, 2), bools(2), normal()),
+    "masked_fill wider mask": (lambda x, m, v: x.masked_fill(m, v), normal(2), bools(3, 2), normal()),
+    "masked_fill_ tensor": (lambda x, m, v: x.clone().masked_fill_(m, v), normal(3, 2), bools(2), normal()),
+    "masked_scatter": (lambda x, m, s: x.masked_scatter(m, s), normal(2, 3), bools(2, 3), normal(7)),
+    "masked_scatter wide": (lambda x, m, s: x.masked_scatter(m, s), normal(2, 3), bools(3), normal(2, 3)),
+    "masked_scatter_": (lambda x, m, s: x.clone().masked_scatter_(m, s), normal(2, 3), bools(3), normal(6)),
+    "masked_select": (lambda x, i: x.masked_select((x > 9).index_fill(0, i, True)), normal(5), distinct(5, 2)),
+    "cat": (lambda x, y: torch.cat([x, y, x], 1), normal(2, 3), normal(2, 1)),
+    "cat empty": (lambda x, y: torch.cat([torch.zeros(0), x, y]), normal(2, 3), normal(1, 3)),
+    "cat mixed": (lambda x, y: torch.cat([x, y]), ints(0, 9, 3), normal(2, dtype=torch.float32)),
+}
+REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+
+
+def put_in(x, index, value):
+    out = x.clone()
+    out[index] = value
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_index(name):
+    f, *makers = CASES[name]
+    # The backward of index_fill with a tensor needs the unique indices, whose number may differ from lane to lane.
+    # How many elements a mask picks is unknown where there are no lanes.
+    check(f, *makers, grad=name != "index_fill tensor", empty=name not in ("mask of as many", "masked_select"))
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("include_self", [True, False])
+def test_scatter_reduce(reduce, include_self):
+    args = normal(4, 2), ints(0, 4, 5, 2), normal(5, 2)
+    check(lambda x, i, s: x.scatter_reduce(0, i, s, reduce, include_self=include_self), *args)
+    check(lambda x, i, s: x.clone().scatter_reduce_(0, i, s, reduce, include_self=include_self), *args, grad=False)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+def test_index_reduce(reduce):
+    args = normal(2, 4), ints(0, 4, 5), normal(2, 5)
+    check(lambda x, i, s: x.index_reduce(1, i, s, reduce), *args, grad=reduce != "prod")
+    check(lambda x, i, s: x.clone().index_reduce_(1, i, s, reduce, include_self=False), *args, grad=False)
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument")
+@pytest.mark.parametrize("reduce", ["add", "multiply"])
+def test_scatter_with_a_reduction(reduce):
+    check(lambda x, i, s: x.scatter(0, i, s, reduce=reduce), normal(4), ints(0, 4, 5), normal(5), grad=False)
+    check(lambda x, i: x.scatter(0, i, 2.0, reduce=reduce), normal(4), ints(0, 4, 5), grad=False)
