@@ -72,9 +72,10 @@ def fused_layer(
         *_, c_last, h_last = next(reversed(steps.values()))
         out = torch.stack([steps[t][-1] for t in sorted(steps)], 1)
         return out, h_last.reshape(lanes, *h.shape), c_last.reshape(lanes, *c.shape), workspace
-    state = [level.expanded(t).movedim(0, -3).flatten(-3, -2) for t in (h, c)]
+    # The layer reads its operands as if they were contiguous; with one image, folding alone gives a strided view.
+    state = [level.expanded(t).movedim(0, -3).flatten(-3, -2).contiguous() for t in (h, c)]
     out, h_last, c_last, _ = aten.mkldnn_rnn_layer(
-        level.expanded(x).transpose(0, 1).flatten(1, 2),
+        level.expanded(x).transpose(0, 1).flatten(1, 2).contiguous(),
         *weights,
         *state,
         reverse,
