@@ -121,3 +121,49 @@ class pin_grad_mode:
     def __exit__(self, *exc: object) -> None:
         for level, pinned in self.saved:
             level.pinned = pinned
+
+
+class on_plane:
+    """Stand on the plane of `level` (None: plain torch), so that it adopts the tensors made there."""
+
+    __slots__ = ("level", "saved")
+
+    def __init__(self, level: Level | None) -> None:
+        self.level = level
+
+    def __enter__(self) -> None:
+        self.saved = _stack.here
+        _stack.here = self.level
+
+    def __exit__(self, *exc: object) -> None:
+        _stack.here = self.saved
+
+
+class record_as_outside:
+    """For a user's formula inside a backward pass under `pin_grad_mode`: grad mode says again what a loop would see.
+
+    The formula then runs with grad mode on, so that its own `no_grad` blocks count on the planes below. With
+    `never=True` nothing is recorded on any plane.
+    """
+
+    __slots__ = ("never", "saved", "mode")
+
+    def __init__(self, never: bool = False) -> None:
+        self.never = never
+
+    def __enter__(self) -> bool:
+        self.mode = is_grad_enabled()
+        self.saved = [(level, level.pinned) for level in _stack.levels if level.pinned]
+        for level, _ in self.saved:
+            level.pinned = False if self.never else None
+        switched = bool(self.saved) and not self.never and not self.mode
+        if self.never:
+            set_grad_enabled(False)
+        elif switched:
+            set_grad_enabled(True)
+        return switched
+
+    def __exit__(self, *exc: object) -> None:
+        set_grad_enabled(self.mode)
+        for level, pinned in self.saved:
+            level.pinned = pinned
