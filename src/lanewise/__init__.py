@@ -1,5 +1,6 @@
 """Composable function transforms for PyTorch: write a function for one example, run and differentiate it for all."""
 
+import lanewise._core.function
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
 from lanewise import errors

@@ -422,13 +422,18 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
     else:
         if is_once_differentiable(call.cls) or not has_backward(call.cls):
             raise missing_jvp(call.cls)
-        outs, pushed = level.below(
-            double_reverse, lambda *aliases: carry_out(call, aliases), args, {}, level.primal, level.tangent
-        )
+
+        # Copies: forward may write to its operands, and the derived tangents are recorded in terms of what was there.
+        def run(*aliases: Any) -> tuple:
+            return carry_out(call, tuple([_copy(alias) for alias in aliases]))
+
+        outs, pushed = level.below(double_reverse, run, args, {}, level.primal, lambda x: _copy(level.tangent(x)))
     pushed = tuple(pushed) if pushed else (None,) * len(outs)
     return tuple(
         [
-            _written_dual(level, args[call.written[j]], tangent) if j in call.written else level.pair(out, tangent)
+            _written_dual(level, args[call.written[j]], out, tangent)
+            if j in call.written
+            else level.pair(out, tangent)
             for j, (out, tangent) in enumerate(zip(outs, pushed, strict=True))
         ]
     )
@@ -462,9 +467,11 @@ def _push(call: Call, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
     return outs, tuple(fitting)
 
 
-def _written_dual(level: DualLevel, arg: Any, tangent: Tensor | None) -> Any:
-    """The argument that forward wrote to, with its new tangent."""
+def _written_dual(level: DualLevel, arg: Any, out: Tensor, tangent: Tensor | None) -> Any:
+    """The argument that forward wrote to, with its new value and tangent."""
     if level.owns(arg):
+        if out is not arg.value:
+            level.below(arg.value.copy_, out)
         if tangent is not None and tangent is not arg.tangent:
             lift(arg)
             level.below(arg.tangent.copy_, tangent)
@@ -654,6 +661,10 @@ def _give(level: BatchLevel, value: Any, form: str) -> Any:
 def _reduce_to(grad: Tensor, shape: torch.Size) -> Tensor:
     """A gradient of the broadcast shape, summed to the operand's."""
     return grad.sum_to_size(shape) if grad.shape != shape and grad.dim() >= len(shape) else grad
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _cut(value: Any) -> Any:
