@@ -35,8 +35,15 @@ from lanewise.errors import CapturedWriteError, RandomnessError, at_user_line
 
 BATCH_RULES = RuleTable()
 
-# What the hot path calls for an operation: pointwise, not in place, with at most two operands and no keywords.
-DIRECT: dict[OpOverload, Callable] = {}
+# Short ways of carrying out the plainest operations, by overload; see hot.py.
+HOT: dict[OpOverload, Callable] = {}
+
+_NO_KWARGS: dict[str, Any] = {}
+
+
+def lazy(value: Tensor) -> bool:
+    """Whether a conjugation or a sign is still due: dispatch keys that the handler runs without carry it out."""
+    return value.is_conj() or value.is_neg()
 
 
 class BatchTensor(Plane):
@@ -51,53 +58,12 @@ class BatchTensor(Plane):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        # The hot path: a pointwise operation of one or two operands, on values that nothing below looks at. What it
-        # leaves out is what `interpret` does for all operations; per operation it saves about half of the time.
-        call = DIRECT.get(func)
-        if call is not None and not kwargs:
-            x = args[0]
-            if type(x) is BatchTensor and x.mapped:
-                value = x.value
-                level = x.level
-                if type(value) is Tensor and not value.requires_grad and level.alive and _native._current_level < 0:
-                    out = None
-                    if len(args) == 1:
-                        out = call(value)
-                    else:
-                        y = args[1]
-                        if type(y) is BatchTensor:
-                            other = y.value
-                            if (
-                                y.level is level
-                                and y.mapped
-                                and type(other) is Tensor
-                                and not other.requires_grad
-                                and other.dim() == value.dim()
-                                and other.dtype is value.dtype
-                            ):
-                                out = call(value, other)
-                        elif type(y) is Tensor:
-                            if y.dtype is value.dtype and y.dim() < value.dim() and not y.requires_grad:
-                                out = call(value, y)
-                        elif not isinstance(y, Tensor):
-                            out = call(value, y)
-                    if out is not None:
-                        return level.wrap(out)
-            elif type(x) is Tensor and len(args) == 2:
-                y = args[1]
-                if type(y) is BatchTensor and y.mapped:
-                    value = y.value
-                    if (
-                        type(value) is Tensor
-                        and x.dtype is value.dtype
-                        and x.dim() < value.dim()
-                        and not x.requires_grad
-                        and not value.requires_grad
-                        and y.level.alive
-                        and _native._current_level < 0
-                    ):
-                        return y.level.wrap(call(x, value))
-        return interpret(func, args, kwargs or {})
+        hot = HOT.get(func)
+        if hot is not None:
+            out = hot(args, kwargs or _NO_KWARGS)
+            if out is not NotImplemented:
+                return out
+        return interpret(func, args, kwargs or _NO_KWARGS)
 
 
 class BatchLevel(Level):
@@ -184,13 +150,31 @@ class BatchLevel(Level):
                 if not operand.mapped:
                     return self._interpret_uniform(rule, func, args, kwargs, operands)
                 operand = operand.value
-            if direct and (operand.requires_grad or type(operand) is not Tensor):
+            if direct and (
+                operand.requires_grad or type(operand) is not Tensor or not operand.is_cpu or lazy(operand)
+            ):
                 direct = False
         return self._run(rule, func, args, kwargs, direct)
 
+    def _compose(self, rule: Rule, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A composition of other operations on this plane.
+
+        Operands of planes below come onto this plane first: an operation on them alone would run here, where this
+        plane's autograd is done with the composition and that of the plane below is not reached.
+        """
+        written: list = []
+        for position, name in written_arguments(func) if rule.mutates else ():
+            map_tensors(written.append, argument(args, kwargs, position, name))
+
+        def enter(tensor: Tensor) -> Tensor:
+            return tensor if self.owns(tensor) or any(tensor is w for w in written) else self.adopt(tensor)
+
+        args, kwargs = replace_tensors(enter, args, kwargs)
+        return rule.run(self, args, kwargs)
+
     def _run(self, rule: Rule, func: Any, args: tuple, kwargs: dict, direct: bool) -> Any:
         if rule.same_plane:
-            return rule.run(self, args, kwargs)
+            return self._compose(rule, func, args, kwargs)
         if rule.mutates and not rule.raw:
             self._check_written(func, args, kwargs)
         if direct and _native._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
@@ -215,7 +199,7 @@ class BatchLevel(Level):
             for position, name in written_arguments(func):
                 map_tensors(lambda t: lift(t) if self.owns(t) else None, argument(args, kwargs, position, name))
         if rule.same_plane:
-            return rule.run(self, args, kwargs)
+            return self._compose(rule, func, args, kwargs)
         if rule.raw:
             return self._run(rule, func, args, kwargs, False)
         if random or any(self.mapped(operand) for operand in operands):
@@ -293,7 +277,7 @@ def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
             f"because there exists a Tensor `other` in extra_args that has more elements than `self`: a value that "
             f"differs from lane to lane would be written into argument `{name}` {list(tensor.shape)}, "
             "which was made outside the mapped function and has no lanes",
-            "t = t.clone()  # inside the function; return it, and reduce over the lanes outside\n"
+            "t = torch.zeros_like(t).copy_(t)  # inside the function; return it, and reduce over the lanes outside\n"
             "or pass the tensor as a mapped argument: vmap(f, in_dims=0)(xs, ts)",
         )
     )
@@ -302,5 +286,6 @@ def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
 def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:
     """An in-place view operation: the twin gives the new value, then the wrapper's own metadata follow."""
     wrapper = args[0]
-    like = twin(*args, **kwargs)
+    before = level.alias(wrapper)  # what the view is a view of; the wrapper itself would be its own parent
+    like = twin(before, *args[1:], **kwargs)
     return refit(wrapper, like, func, args, kwargs)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import Tag
 from torch._ops import OpOverload
 
 from lanewise._torch_compat import has_kernel_for_key
@@ -21,9 +22,12 @@ class Rule:
         guarded: The dispatch state of the plane below must be restored even for plain values (views and in-place
             operations need version counters and view tracking; so do operations without an autograd kernel).
         raw: The rule returns finished results of this plane; nothing is wrapped.
+        mutates: The operation writes to an operand.
+        single: The first argument is the only tensor operand, and the rule is of the plainest kind: it runs below, and
+            its results are wrapped.
     """
 
-    __slots__ = ("run", "family", "where", "same_plane", "guarded", "raw", "mutates")
+    __slots__ = ("run", "family", "where", "same_plane", "guarded", "raw", "mutates", "single")
 
     def __init__(
         self,
@@ -42,6 +46,13 @@ class Rule:
         self.raw = raw
         self.mutates = op._schema.is_mutable
         self.guarded = guarded or self.mutates or op.is_view or not has_kernel_for_key(op.name(), "Autograd")
+        kinds = [str(argument.type) for argument in op._schema.arguments]
+        self.single = (
+            not (self.mutates or raw or same_plane)
+            and kinds[0] == "Tensor"
+            and not any("Tensor" in kind for kind in kinds[1:])
+            and Tag.nondeterministic_seeded not in op.tags
+        )
 
 
 def _registration_site() -> str:

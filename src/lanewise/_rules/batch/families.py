@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from lanewise._core.batch import BATCH_RULES, DIRECT, BatchLevel, BatchTensor
+from lanewise._core.batch import BATCH_RULES, HOT, BatchLevel, BatchTensor
+from lanewise._core.hot import pointwise_path, single_path, write_path
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rules import Rule, overloads
@@ -25,7 +26,10 @@ _SIZE_NAMES = ("size", "shape", "repeats", "input_sizes", "sizes", "self_size", 
 
 def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags: bool) -> None:
     for op in overloads(*ops):
-        BATCH_RULES.add(op, Rule(op, make(op), family, **flags))
+        rule = Rule(op, make(op), family, **flags)
+        BATCH_RULES.add(op, rule)
+        if rule.single:
+            HOT[op] = single_path(rule)
 
 
 # --- pointwise -------------------------------------------------------------------------------------------------------
@@ -35,20 +39,37 @@ def pointwise(*ops: OpOverload) -> None:
     """Each element of the result depends on one element of each (broadcast) operand."""
     _register(ops, "pointwise", _pointwise)
     for op in overloads(*ops):
-        arguments = op._schema.arguments
-        if not op._schema.is_mutable and str(arguments[0].type) == "Tensor" and len(op._schema.returns) == 1:
-            DIRECT[op] = fast_binding(op)
+        schema = op._schema
+        if str(schema.arguments[0].type) == "Tensor" and len(schema.returns) == 1:
+            HOT[op] = write_path(op._op) if schema.is_mutable else pointwise_path(fast_binding(op))
 
 
 def _pointwise(op: OpOverload) -> Any:
     mutates = op._schema.is_mutable
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
-        align = aligner(level, tensors_of(args, kwargs), promote=not mutates)
-        args, kwargs = replace_tensors(align, args, kwargs)
+        operands = tensors_of(args, kwargs)
+        enter = level.physical if _aligned(level, operands) else aligner(level, operands, promote=not mutates)
+        args, kwargs = replace_tensors(enter, args, kwargs)
         return op(*args, **kwargs)
 
     return run
+
+
+def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
+    """Whether the values below broadcast and promote as they are: one dtype, and one rank among those with lanes."""
+    rank = dtype = None
+    for operand in operands:
+        if dtype is None:
+            dtype = operand.dtype
+        elif operand.dtype is not dtype:
+            return False
+        if type(operand) is BatchTensor and operand.level is level:
+            if rank is None:
+                rank = operand.dim()
+            elif operand.dim() != rank:
+                return False
+    return rank is not None and all(operand.dim() <= rank for operand in operands)
 
 
 def aligner(level: BatchLevel, operands: list[Tensor], promote: bool = True) -> Callable[[Tensor], Tensor]:
@@ -99,7 +120,7 @@ def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
 
 def along_dims(*ops: OpOverload) -> None:
     """The operation works along dims that its arguments name; they are one further right below."""
-    _register(ops, "along dims", _along_dims, guarded=True)
+    _register(ops, "along dims", _along_dims)
 
 
 def _along_dims(op: OpOverload) -> Any:
@@ -109,8 +130,21 @@ def _along_dims(op: OpOverload) -> Any:
     names = [arg.name for arg in schema.arguments]
     keep_at = names.index("keepdim") if "keepdim" in names else None
     positions = [i for i, arg in enumerate(schema.arguments) if arg.name in _DIM_NAMES]
+    needed = positions[-1] if positions else 0
+    plain = bool(positions) and not any("Tensor" in str(arg.type) for arg in schema.arguments[1:])
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        x = args[0]
+        if not kwargs and len(args) > needed and type(x) is BatchTensor and x.value.dim() > 1 and plain:
+            given = list(args)
+            given[0] = x.value
+            span = x.value.dim() if adds_dim else x.value.dim() - 1
+            for position in positions:
+                given[position] = shift_dims(given[position], span)
+            return op(*given)
+        return general(level, args, kwargs)
+
+    def general(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         bound, kwargs = bind(op, args, kwargs)
         first = bound[0][0] if isinstance(bound[0], (list, tuple)) else bound[0]
         rank = first.dim()
@@ -172,7 +206,7 @@ def shift_dim(dim: int, span: int) -> int:
 
 def leading(*ops: OpOverload) -> None:
     """The operation takes any number of leading dims; all operands get the lanes in front."""
-    _register(ops, "leading", _leading, guarded=True)
+    _register(ops, "leading", _leading)
 
 
 def _leading(op: OpOverload) -> Any:
@@ -185,7 +219,7 @@ def _leading(op: OpOverload) -> Any:
 
 def full_reduction(op: OpOverload, along: OpOverload) -> None:
     """A reduction over everything; `along` is the overload that reduces over dims or one dim."""
-    _register([op], "full reduction", lambda op: _full_reduction(along), guarded=True)
+    _register([op], "full reduction", lambda op: _full_reduction(along))
 
 
 def _full_reduction(along: OpOverload) -> Any:
@@ -203,7 +237,7 @@ def _full_reduction(along: OpOverload) -> Any:
 
 def sized(*ops: OpOverload) -> None:
     """A size argument gives the result's shape; the lanes are prepended to it."""
-    _register(ops, "sized", _sized, guarded=True)
+    _register(ops, "sized", _sized)
 
 
 def _sized(op: OpOverload) -> Any:
@@ -232,7 +266,7 @@ def _sized(op: OpOverload) -> Any:
 
 def folded(*ops: OpOverload) -> None:
     """The operation has a batch dim of its own in front; the lanes are folded into it and taken out again."""
-    _register(ops, "folded", _folded, guarded=True)
+    _register(ops, "folded", _folded)
 
 
 def _folded(op: OpOverload) -> Any:

@@ -101,7 +101,8 @@ pointwise(
     aten.special_zeta.self_scalar, aten.sqrt.default, aten.sqrt_.default, aten.sub.Scalar, aten.sub.Tensor,
     aten.sub_.Scalar, aten.sub_.Tensor, aten.tan.default, aten.tan_.default, aten.tanh.default, aten.tanh_.default,
     aten.tanh_backward.default, aten.tanh_backward.grad_input, aten.threshold.default, aten.threshold_.default,
-    aten.threshold_backward.default, aten.trunc.default, aten.trunc_.default, aten.where.self,
+    aten.threshold_backward.default, aten.trunc.default, aten.trunc_.default, aten.where.Scalar, aten.where.ScalarOther,
+    aten.where.ScalarSelf, aten.where.self,
     aten.xlogy.OutScalar_Other, aten.xlogy.OutScalar_Self, aten.xlogy.OutTensor, aten.xlogy.Scalar_Other,
     aten.xlogy.Scalar_Self, aten.xlogy.Tensor, aten.xlogy_.Scalar_Other, aten.xlogy_.Tensor, aten.zero_.default,
 )

@@ -1,0 +1,124 @@
+"""The hot paths: the plainest operations on lanes, without what `interpret` does to be ready for all of them.
+
+Per operation they save about half of the time. Each takes `(args, kwargs)` and declines with NotImplemented what it
+cannot be sure of; the general path then does the same thing more slowly.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._core.batch import BatchTensor
+from lanewise._core.plane import map_tensors
+from lanewise._core.rules import Rule
+from lanewise._torch_compat import forward_ad as _native
+from lanewise._torch_compat import is_any_autocast_enabled
+
+
+def inert(value: Tensor) -> bool:
+    """Whether no plane below looks at `value`: an operation on it needs no dispatch state but the current one."""
+    return (
+        type(value) is Tensor
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+        and _native._current_level < 0
+    )
+
+
+def pointwise_path(call: Callable) -> Callable:
+    """A pointwise operation of one or two operands that broadcast and promote below as they do here."""
+
+    def run(args: tuple, kwargs: dict) -> Any:
+        if kwargs or len(args) > 2:
+            return NotImplemented
+        x = args[0]
+        if type(x) is not BatchTensor:
+            return _captured_first(call, args)
+        level = x.level
+        if not x.mapped or not level.alive:
+            return NotImplemented
+        value = x.value
+        if len(args) == 1:
+            return level.wrap(call(value) if inert(value) else level.below(call, value))
+        y = args[1]
+        if type(y) is BatchTensor:
+            if y.level is not level or not y.mapped:
+                return NotImplemented
+            other = y.value
+            if other.dtype is not value.dtype or other.dim() != value.dim():
+                return NotImplemented
+            if inert(value) and inert(other):
+                return level.wrap(call(value, other))
+            return level.wrap(level.below(call, value, other))
+        if isinstance(y, Tensor):
+            if type(y) is not Tensor or y.dtype is not value.dtype or y.dim() >= value.dim():
+                return NotImplemented
+            if inert(value) and inert(y):
+                return level.wrap(call(value, y))
+            return level.wrap(level.below(call, value, y))
+        return level.wrap(call(value, y) if inert(value) else level.below(call, value, y))
+
+    return run
+
+
+def _captured_first(call: Callable, args: tuple) -> Any:
+    if len(args) != 2:
+        return NotImplemented
+    x, y = args
+    if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or not y.level.alive:
+        return NotImplemented
+    value = y.value
+    if x.dtype is not value.dtype or x.dim() >= value.dim():
+        return NotImplemented
+    if inert(x) and inert(value):
+        return y.level.wrap(call(x, value))
+    return y.level.wrap(y.level.below(call, x, value))
+
+
+def write_path(call: Callable) -> Callable:
+    """A pointwise operation in place, of one or two operands; version counters need the state of the plane below."""
+
+    def run(args: tuple, kwargs: dict) -> Any:
+        if kwargs or len(args) > 2:
+            return NotImplemented
+        x = args[0]
+        if type(x) is not BatchTensor or not x.mapped or not x.level.alive:
+            return NotImplemented
+        level = x.level
+        value = x.value
+        if len(args) == 1:
+            level.below(call, value)
+            return x
+        y = args[1]
+        if type(y) is BatchTensor:
+            if y.level is not level or not y.mapped or y.value.dim() != value.dim():
+                return NotImplemented
+            level.below(call, value, y.value)
+            return x
+        if isinstance(y, Tensor):
+            if type(y) is not Tensor or y.dim() >= value.dim():
+                return NotImplemented
+        level.below(call, value, y)
+        return x
+
+    return run
+
+
+def single_path(rule: Rule) -> Callable:
+    """An operation whose first argument is its only tensor operand."""
+
+    def run(args: tuple, kwargs: dict) -> Any:
+        x = args[0]
+        if type(x) is not BatchTensor or not x.mapped or not x.level.alive:
+            return NotImplemented
+        level = x.level
+        value = x.value
+        if rule.guarded or not value.is_cpu or not inert(value) or is_any_autocast_enabled():
+            out = level.below(rule.run, level, args, kwargs)
+        else:
+            out = rule.run(level, args, kwargs)
+        return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+
+    return run
