@@ -45,10 +45,25 @@ def dot(level, a, b):
     return (a.value * b.value).sum(1)
 
 
-@lane_rule(aten.vdot.default, guarded=False)
+@lane_rule(aten.vdot.default)
 def vdot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B], the first conjugated"""
-    return (level.physical(a).conj() * level.physical(b)).sum(1)
+    return (level.physical(a).conj_physical() * level.physical(b)).sum(1)
+
+
+@lane_rule(aten._trilinear.default)
+def trilinear(level, a, b, c, expand_a, expand_b, expand_c, sum_dims, unroll_dim=1):
+    """a, b, c [B, *S], all of one rank once their dims in expand_* are put in -> [B, *S without sum_dims]
+
+    The lanes are one more dim to put into an operand that has none.
+    """
+    operands = (a, b, c)
+    expand = [
+        [dim + 1 for dim in dims] if level.mapped(t) else [0, *[dim + 1 for dim in dims]]
+        for t, dims in zip(operands, (expand_a, expand_b, expand_c), strict=True)
+    ]
+    values = [level.physical(t) for t in operands]
+    return torch._trilinear(*values, *expand, [dim + 1 for dim in sum_dims], unroll_dim + 1)
 
 
 def scaled(x, factor):

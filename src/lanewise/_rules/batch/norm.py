@@ -240,7 +240,7 @@ def _scaled_channels(level, out, weight, bias):
 def _batch_norm_rule(op, read):
     """Register `op`; `read` sorts its arguments after the bias into mean, var, whether it trains, and the options."""
 
-    @lane_rule(op, raw=True, same_plane=True)
+    @lane_rule(op, raw=True)
     def batch_norm(level, x, weight, bias, *rest):
         """x [B, N, C, *sp]; weight, bias, running_mean, running_var [B, C] -> out, and statistics for later"""
         mean, var, training, options = read(*rest)
@@ -250,10 +250,9 @@ def _batch_norm_rule(op, read):
         if not any(level.mapped(t) for t in operands):
             plain = [None if t is None else level.physical(t) for t in operands[:3]]
             kept = [level.physical(t) if isinstance(t, Tensor) else t for t in rest]
-            return tuple(level.adopt(t) for t in level.below(op, *plain, *kept))
+            return tuple(level.adopt(t) for t in op(*plain, *kept))
         operands = [t.value if level.owns(t) and not level.mapped(t) else t for t in operands]
-        out = level.below(_batch_norm, level, op, *operands, options, training)
-        return tuple(level.wrap(t) for t in out)
+        return tuple(level.wrap(t) for t in _batch_norm(level, op, *operands, options, training))
 
 
 _batch_norm_rule(aten.native_batch_norm.default, lambda mean, var, training, *o: (mean, var, training, (training, *o)))

@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import map_tensors
-from lanewise._rules.batch.families import bind, folded, lane_rule, leading
+from lanewise._rules.batch.families import bind, lane_rule
 
 aten = torch.ops.aten
 
@@ -97,7 +97,28 @@ _fractional(aten.fractional_max_pool3d.default, 3)
 # --- moving pixels ---------------------------------------------------------------------------------------------------
 
 
-leading(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
-folded(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
-spatial(2, aten.im2col.default)
+def _moving(op):
+    @lane_rule(op)
+    def move(level, x, *args):
+        """x [B, *batch, C, H, W]; torch's kernels give images without elements the wrong shape"""
+        if level.size == 0:
+            one = op(x.value.new_zeros(x.shape), *args)
+            return one.new_empty(0, *one.shape)
+        return op(x.value, *args)
+
+
+_moving(aten.pixel_shuffle.default)
+_moving(aten.pixel_unshuffle.default)
 spatial(1, aten.col2im.default)
+spatial(2, aten.im2col.default)
+
+
+def _shuffling(op):
+    @lane_rule(op)
+    def shuffle(level, x, groups):
+        """x [B, N, C, *sp] -> the same shape, channels interleaved"""
+        return op(x.value.flatten(0, 1), groups).unflatten(0, (level.size, x.shape[0]))
+
+
+_shuffling(aten.channel_shuffle.default)
+_shuffling(aten.native_channel_shuffle.default)
