@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin
-from lanewise._core.native import native_jvp
+from lanewise._core.native import differentiable, native_jvp
 from lanewise._core.plane import (
     Plane,
     argument,
@@ -21,7 +21,13 @@ from lanewise._core.plane import (
     written_results,
 )
 from lanewise._core.rules import Rule, RuleTable
-from lanewise._torch_compat import forbid_data_pointer
+from lanewise._torch_compat import (
+    dispatch_mode_count,
+    forbid_data_pointer,
+    forward_ad,
+    has_kernel_for_key,
+    is_any_autocast_enabled,
+)
 from lanewise.errors import CapturedWriteError, at_user_line
 
 JVP_RULES = RuleTable()
@@ -97,27 +103,44 @@ class DualLevel(Level):
         return out if op._schema.is_mutable else map_tensors(self.adopt, out)
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
-        active = False
-        for operand in operands:
-            if type(operand) is DualTensor and operand.level is self:
-                if operand.tangent is None:
-                    sync(operand)
-                if operand.tangent is not None:
-                    active = True
         rule = JVP_RULES.get(func)
         if rule is None:
             rule = find_jvp_rule(func)
-        if rule.same_plane:
+        active = False
+        direct = not rule.guarded
+        for operand in operands:
+            if type(operand) is DualTensor and operand.level is self:
+                tangent = operand.tangent
+                if tangent is None:
+                    sync(operand)
+                    tangent = operand.tangent
+                if tangent is not None:
+                    active = True
+                    if direct and (tangent.requires_grad or type(tangent) is not Tensor):
+                        direct = False
+                operand = operand.value
+            if direct and (operand.requires_grad or type(operand) is not Tensor):
+                direct = False
+        if rule.raw:
             return rule.run(self, args, kwargs)
         if not active:
             return self._run_unlifted(func, args, kwargs)
-        if rule.raw:
-            return self.below(rule.run, self, args, kwargs)
-        if func._schema.is_mutable:
+        if rule.same_plane:
+            return rule.run(self, args, kwargs)
+        if rule.mutates:
             self._lift_written(func, args, kwargs)
             self.below(rule.run, self, args, kwargs)
             return written_results(func, args, kwargs)
-        out, tangent = self.below(rule.run, self, args, kwargs)
+        if direct and forward_ad._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
+            out, tangent = rule.run(self, args, kwargs)
+        else:
+            out, tangent = self.below(rule.run, self, args, kwargs)
+        if isinstance(out, Tensor) and tangent is not None:
+            for operand in operands:
+                # A tangent that passes unchanged to a new value must be a tensor of its own: either may be written to.
+                if type(operand) is DualTensor and operand.tangent is tangent and operand.value is not out:
+                    return self.wrap(out, self.below(torch.clone, tangent))
+            return self.wrap(out, tangent)
         return self.pair(out, tangent)
 
     def pair(self, out: Any, tangent: Any) -> Any:
@@ -145,8 +168,22 @@ class DualLevel(Level):
                     continue
                 if not self.owns(tensor):
                     raise captured_tangent(func, name, tensor)
-                if tensor.is_floating_point() or tensor.is_complex():
+                if differentiable(tensor):
                     lift(tensor)  # type: ignore[arg-type]
+                    self.below(lay_out, tensor)
+
+
+def lay_out(x: DualTensor) -> None:
+    """Lay the tangent out as the primal is, before a view is taken or it is written to. Called in the plane below.
+
+    A view of the primal and of the tangent then cover the same elements, and no two elements share memory.
+    """
+    strides = x.value.stride()
+    assert x.tangent is not None
+    if x.tangent.stride() == strides or 0 in strides:
+        return
+    like = torch.empty_strided(x.value.shape, strides, dtype=x.tangent.dtype, device=x.tangent.device)
+    x.tangent = like.copy_(x.tangent)
 
 
 def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
@@ -164,37 +201,84 @@ def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError
 def find_jvp_rule(func: Any) -> Rule:
     """The rule for an operation that nobody registered; kept in the table from then on."""
     if func._can_decompose():
-        rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", same_plane=True)
+        rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", raw=True)
     elif func._schema.is_mutable:
         rule = _in_place(func)
+    elif torch.Tag.nondeterministic_seeded in func.tags and not has_kernel_for_key(func.name(), "Autograd"):
+        rule = Rule(func, lambda level, args, kwargs: (_on_primals(level, func, args, kwargs), None), "random")
     else:
-        rule = Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native")
+        rule = Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native", guarded=True)
     JVP_RULES[func] = rule
     return rule
 
 
+def _on_primals(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> Any:
+    below_args, below_kwargs = replace_tensors(level.primal, args, kwargs)
+    return func(*below_args, **below_kwargs)
+
+
 def _in_place(func: Any) -> Rule:
     """An in-place operation: the twin's tangent is written where the primal is written."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return Rule(func, lambda level, args, kwargs: _write_constant(level, func, args, kwargs), "random")
     twin = functional_twin(func)
     if twin is None:
         return Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native")
+    if func._schema.arguments[written_arguments(func)[0][0]].kwarg_only:
+        return Rule(func, lambda level, args, kwargs: _write_out(func, twin, args, kwargs), "out= twin", raw=True)
+    rule = JVP_RULES.get(twin) or find_jvp_rule(twin)
+    if (
+        rule.raw
+        or rule.same_plane
+        or len(func._schema.returns) != 1
+        or not isinstance(func._schema.returns[0].type, torch.TensorType)
+    ):
+        return Rule(func, lambda level, args, kwargs: _write_twin(func, twin, args, kwargs), "twin", same_plane=True)
+
+    def write(level: DualLevel, args: tuple, kwargs: dict) -> None:
+        target = args[0]
+        if not differentiable(target):
+            _on_primals(level, func, args, kwargs)
+            return
+        out, tangent = rule.run(level, args, kwargs)
+        target.value.copy_(out)
+        if tangent is None:
+            target.tangent.zero_()
+        else:
+            target.tangent.copy_(tangent)
+
+    return Rule(func, write, "written twin")
+
+
+def _write_constant(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> None:
+    _on_primals(level, func, args, kwargs)
+    for position, name in written_arguments(func):
+        target = argument(args, kwargs, position, name)
+        if level.owns(target) and target.tangent is not None:
+            target.tangent.zero_()
+
+
+def _write_twin(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
+    results = twin(*args, **kwargs)
+    targets = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
+    _write_all(targets, results)
+    return written_results(func, args, kwargs)
+
+
+def _write_out(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
     written = written_arguments(func)
-    is_out = func._schema.arguments[written[0][0]].kwarg_only
+    targets = [argument(args, kwargs, position, name) for position, name in written]
     names = {name for _, name in written}
+    _write_all(targets, twin(*args, **{key: value for key, value in kwargs.items() if key not in names}))
+    return written_results(func, args, kwargs)
 
-    def write(level: DualLevel, args: tuple, kwargs: dict) -> Any:
-        targets = [argument(args, kwargs, position, name) for position, name in written]
-        passed = {key: value for key, value in kwargs.items() if key not in names} if is_out else kwargs
-        results = twin(*args, **passed)
-        results = results if isinstance(results, (list, tuple)) else (results,)
-        for target, result in zip(targets, results, strict=False):
-            if isinstance(target, (list, tuple)):
-                for one, value in zip(target, result, strict=True):
-                    one.copy_(value)
-            elif is_out and target.shape != result.shape:
-                target.resize_(result.shape).copy_(result)
-            else:
-                target.copy_(result)
-        return written_results(func, args, kwargs)
 
-    return Rule(func, write, "written twin", same_plane=True)
+def _write_all(targets: list, results: Any) -> None:
+    for target, result in zip(targets, results if isinstance(results, (list, tuple)) else (results,), strict=False):
+        if isinstance(target, (list, tuple)):
+            for one, value in zip(target, result, strict=True):
+                one.copy_(value)
+        elif target.shape != result.shape:
+            target.resize_(result.shape).copy_(result)
+        else:
+            target.copy_(result)

@@ -1,4 +1,4 @@
-"""Tangents by torch's own formulas: native forward-mode AD of one operation, or two reverse passes where it has none."""
+"""Tangents by torch's own formulas: forward-mode AD of one operation, or two reverse passes where it has none."""
 
 import threading
 from collections.abc import Callable

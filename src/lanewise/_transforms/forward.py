@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.plane import sync
-from lanewise._core.trees import flatten, unflatten
+from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._transforms.arguments import split_aux
 from lanewise._transforms.reverse import check_outputs
 from lanewise.errors import ArgumentError, TransformError, at_user_line
@@ -17,26 +17,50 @@ from lanewise.errors import ArgumentError, TransformError, at_user_line
 def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False, has_aux: bool = False) -> Any:
     """The value of `func` at `primals` and its directional derivative along `tangents`.
 
+    Args:
+        func: A function of tensors or containers of tensors, which returns tensors or containers of tensors.
+        primals: The arguments of `func`; floating-point or complex tensors `[*S]`.
+        tangents: As `primals`, leaf for leaf the same shapes `[*S]`.
+        strict: Raise where an output does not depend on the inputs; otherwise its tangent is zero.
+        has_aux: `func` returns `(output, aux)`; `aux` may be anything and is handed back without tangents.
+
+    Returns:
+        `(output, tangent of output)`, with `aux` as a third where `has_aux`. Integer outputs have zero tangents.
+
+    Raises:
+        TransformError: The structures or shapes of primals and tangents differ, or an output is not a tensor.
+        ArgumentError: A primal or a tangent is neither floating-point nor complex.
+
     >>> import torch
     >>> jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))
     (tensor([0., 0.]), tensor([1., 1.]))
     """
     leaves, tangent_leaves, spec = check_primals("jvp", primals, tangents)
     with DualLevel() as level:
-        duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves, strict=True)]
-        out = func(*unflatten(duals, spec))
-        value, aux = split_aux("jvp", out, has_aux)
-        outputs, out_spec = flatten(value)
-        check_outputs("jvp", value, outputs)
-        pairs = [level.below(leave_leaf, level, leaf, strict) for leaf in outputs]
-        aux = level.below(drop_tangents, level, aux) if has_aux else None
-    result = unflatten([p for p, _ in pairs], out_spec)
-    pushed = unflatten([t for _, t in pairs], out_spec)
-    return (result, pushed, aux) if has_aux else (result, pushed)
+        duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]
+        out = func(*(duals if spec is None else unflatten(duals, spec)))
+        value, aux = split_aux("jvp", out, has_aux) if has_aux else (out, None)
+        if isinstance(value, Tensor):
+            result, pushed = leave_leaf(level, value, strict)
+        else:
+            outputs, out_spec = flatten(value)
+            check_outputs("jvp", value, outputs)
+            pairs = [leave_leaf(level, leaf, strict) for leaf in outputs]
+            result = unflatten([p for p, _ in pairs], out_spec)
+            pushed = unflatten([t for _, t in pairs], out_spec)
+        return (result, pushed, drop_tangents(level, aux)) if has_aux else (result, pushed)
 
 
 def check_primals(api: str, primals: Any, tangents: Any) -> tuple[list[Tensor], list[Tensor], Any]:
-    """Leaves of primals and tangents and their structure; raises where they do not match."""
+    """Leaves of primals and tangents and their structure (None: a tuple of tensors); raises where they do not match."""
+    if type(primals) is tuple and type(tangents) is tuple and len(primals) == len(tangents):
+        for x, t in zip(primals, tangents):
+            if not isinstance(x, Tensor) or not isinstance(t, Tensor):
+                break
+            check_pair(api, x, t, 0)
+        else:
+            if primals:
+                return list(primals), separate(tangents), None
     if not isinstance(primals, tuple):
         raise TransformError(
             at_user_line(
@@ -51,35 +75,65 @@ def check_primals(api: str, primals: Any, tangents: Any) -> tuple[list[Tensor], 
         raise TransformError(
             at_user_line(
                 f"{api}: Expected primals and tangents to have the same python structure. For example, if primals is a "
-                f"tuple of 3 tensors, tangents also must be. Got primals {spec} and tangents {tangent_spec}"
+                f"tuple of 3 tensors, tangents also must be. Got primals with structure {spec} and tangents with "
+                f"structure {tangent_spec}"
             )
         )
+    if not leaves:
+        raise TransformError(
+            at_user_line(f"{api}: Expected primals to contain at least one Tensor.", f"{api}(f, (x,), (t,))")
+        )
     for position, (x, t) in enumerate(zip(leaves, tangent_leaves, strict=True)):
-        if not isinstance(x, Tensor) or not isinstance(t, Tensor):
-            raise TransformError(
-                at_user_line(
-                    f"{api}: Expected primals to only contain Tensors, got {type(x)} and {type(t)} at {position}"
+        for what, tree, leaf in (("primals", primals, x), ("tangents", tangents, t)):
+            if not isinstance(leaf, Tensor):
+                raise TransformError(
+                    at_user_line(
+                        f"{api}: Expected {what} to only contain Tensors, got {type(leaf)} "
+                        f"at {leaf_names(tree, what)[position]}"
+                    )
                 )
-            )
-        if not (x.is_floating_point() or x.is_complex()):
+        check_pair(api, x, t, position)
+    return leaves, separate(tangent_leaves), spec
+
+
+def check_pair(api: str, x: Tensor, t: Tensor, position: int) -> None:
+    """Raise unless both can be differentiated and have the same shape."""
+    for what, tensor in (("primal", x), ("tangent", t)):
+        if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             raise ArgumentError(
-                at_user_line(f"{api}: Expected primal to be floating point or complex, but got: {x.dtype}", "x.float()")
-            )
-        if x.shape != t.shape:
-            raise TransformError(
                 at_user_line(
-                    f"{api}: Trying to set a forward gradient that has a different size than that of the original "
-                    f"Tensor, this is not supported. Tensor is of size {list(x.shape)} while the given forward gradient "
-                    f"is of size {list(t.shape)} (primal {position})"
+                    f"{api}: Expected {what} to be floating point or complex, but got: {tensor.dtype} "
+                    f"{list(tensor.shape)} ({what} {position})",
+                    f"{what}.float()",
                 )
             )
-    return leaves, tangent_leaves, spec
+    if x.shape != t.shape:
+        raise TransformError(
+            at_user_line(
+                f"{api}: Trying to set a forward gradient that has a different size than that of the original "
+                f"Tensor, this is not supported. Tensor is of size {list(x.shape)} while the given forward gradient "
+                f"is of size {list(t.shape)} (primal {position})"
+            )
+        )
+
+
+def separate(tangents: Any) -> list[Tensor]:
+    """The tangents, copied where two are one tensor: the function may write to one of the primals."""
+    if len(tangents) == 1:
+        return list(tangents)
+    seen: set[int] = set()
+    found = []
+    for t in tangents:
+        found.append(t.clone() if id(t) in seen else t)
+        seen.add(id(t))
+    return found
 
 
 def leave_leaf(level: DualLevel, leaf: Tensor, strict: bool = False) -> tuple[Tensor, Tensor]:
     """Primal and tangent of a result, on the plane below."""
     if type(leaf) is DualTensor and leaf.level is level:
-        sync(leaf)
+        if leaf.tangent is None:
+            sync(leaf)
         if leaf.tangent is not None:
             return leaf.value, leaf.tangent
         leaf = leaf.value
@@ -90,10 +144,17 @@ def leave_leaf(level: DualLevel, leaf: Tensor, strict: bool = False) -> tuple[Te
                 "allowed with strict=True."
             )
         )
-    return leaf, torch.zeros_like(leaf)
+    return leaf, level.below(torch.zeros_like, leaf)
 
 
 def drop_tangents(level: DualLevel, tree: Any) -> Any:
-    """`tree` on the plane below, without tangents."""
+    """`tree` on the plane below, without tangents; what is no tensor stays as it is."""
     leaves, spec = flatten(tree)
-    return unflatten([level.primal(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+
+    def drop(leaf: Any) -> Any:
+        if not level.owns(leaf):
+            return leaf
+        sync(leaf)
+        return leaf.value
+
+    return unflatten([drop(leaf) for leaf in leaves], spec)

@@ -1,3 +1,13 @@
 """The forward rules. Importing this package registers them."""
 
-from lanewise._rules.jvp import inplace, pointwise, reductions, views  # noqa: F401
+from lanewise._rules.jvp import (  # noqa: F401
+    arithmetic,
+    backward,
+    indexing,
+    inplace,
+    matmul,
+    network,
+    pointwise,
+    reductions,
+    views,
+)

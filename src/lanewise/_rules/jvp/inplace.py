@@ -1,4 +1,4 @@
-"""Copies and fills in place: the tangent is written where the primal is."""
+"""Writes in place: the tangent is written where the primal is."""
 
 import torch
 
@@ -11,9 +11,12 @@ aten = torch.ops.aten
 def copy_(level, x, source, non_blocking=False):
     """x <- source, and its tangent likewise"""
     x.value.copy_(level.primal(source), non_blocking)
+    _write(x, level.tangent(source))
+
+
+def _write(x, tangent):
     if x.tangent is None:
         return
-    tangent = level.tangent(source)
     if tangent is None:
         x.tangent.zero_()
     else:
@@ -24,11 +27,46 @@ def copy_(level, x, source, non_blocking=False):
 def zero_(level, x):
     """x <- 0"""
     x.value.zero_()
-    x.tangent.zero_()
+    _write(x, None)
 
 
 @jvp_rule(aten.fill_.Scalar)
 def fill_(level, x, value):
     """x <- value"""
     x.value.fill_(value)
-    x.tangent.zero_()
+    _write(x, None)
+
+
+@jvp_rule(aten.fill_.Tensor)
+def fill_with(level, x, value):
+    """x <- value, which is 0-dim"""
+    x.value.fill_(level.primal(value))
+    _write(x, level.tangent(value))
+
+
+@jvp_rule(aten.add_.Tensor)
+def add_(level, x, y, *, alpha=1):
+    """x <- x + alpha y"""
+    x.value.add_(level.primal(y), alpha=alpha)
+    t = level.tangent(y)
+    if t is not None and x.tangent is not None:
+        x.tangent.add_(t, alpha=alpha)
+
+
+@jvp_rule(aten.sub_.Tensor)
+def sub_(level, x, y, *, alpha=1):
+    """x <- x - alpha y"""
+    x.value.sub_(level.primal(y), alpha=alpha)
+    t = level.tangent(y)
+    if t is not None and x.tangent is not None:
+        x.tangent.sub_(t, alpha=alpha)
+
+
+@jvp_rule(aten.mul_.Tensor)
+def mul_(level, x, y):
+    """x <- x y"""
+    factor, t = level.primal(y), level.tangent(y)
+    if x.tangent is not None:
+        tangent = x.tangent * factor if t is None else x.tangent * factor + x.value * t
+        x.tangent.copy_(tangent)
+    x.value.mul_(factor)

@@ -1,9 +1,267 @@
-"""Forward rules of reductions."""
+"""Forward rules of reductions, scans, sorting and softmax."""
 
 import torch
 
-from lanewise._rules.jvp.families import linear
+from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, torch_jvp
 
 aten = torch.ops.aten
 
-linear(aten.cumsum.default, aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList)
+linear(
+    aten.cumsum.default,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.trace.default,
+)
+
+
+def _dims(dim, rank):
+    """The dims of a reduction, all of them for None and []."""
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return list(range(rank))
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+def _kept(y, dim, keepdim, rank):
+    """A reduced value with the dims it was reduced over kept as 1s."""
+    if keepdim or not rank:
+        return y
+    for d in sorted(d % rank for d in _dims(dim, rank)):
+        y = y.unsqueeze(d)
+    return y
+
+
+def _sum(x, dim, keepdim):
+    return x.sum(_dims(dim, x.dim()), keepdim) if x.dim() else x.sum()
+
+
+@jvp_rule(aten.nansum.default)
+def nansum(level, x, dim=None, keepdim=False, *, dtype=None):
+    """The sum of t where x is a number"""
+    out = torch.nansum(x.value, dim, keepdim, dtype=dtype)
+    return out, _sum(x.tangent.masked_fill(x.value.isnan(), 0), dim, keepdim).to(out.dtype)
+
+
+def _spread(x, t, y, dim, keepdim):
+    """The mean of t over the elements of x that are the extreme value y."""
+    hits = x == _kept(y, dim, keepdim, x.dim())
+    return _sum(t.masked_fill(~hits, 0), dim, keepdim) / _sum(hits, dim, keepdim)
+
+
+@jvp_rule(aten.amax.default, guarded=False)
+def amax(level, x, dim=(), keepdim=False):
+    """The mean of t over the elements that are largest"""
+    y = torch.amax(x.value, dim, keepdim)
+    return y, _spread(x.value, x.tangent, y, dim, keepdim)
+
+
+@jvp_rule(aten.amin.default, guarded=False)
+def amin(level, x, dim=(), keepdim=False):
+    """The mean of t over the elements that are smallest"""
+    y = torch.amin(x.value, dim, keepdim)
+    return y, _spread(x.value, x.tangent, y, dim, keepdim)
+
+
+@jvp_rule(aten.max.default, guarded=False)
+def max_all(level, x):
+    """The mean of t over the elements that are largest"""
+    y = torch.max(x.value)
+    return y, _spread(x.value, x.tangent, y, None, False)
+
+
+@jvp_rule(aten.min.default, guarded=False)
+def min_all(level, x):
+    """The mean of t over the elements that are smallest"""
+    y = torch.min(x.value)
+    return y, _spread(x.value, x.tangent, y, None, False)
+
+
+@jvp_rule(aten.aminmax.default, guarded=False)
+def aminmax(level, x, *, dim=None, keepdim=False):
+    """The mean of t over the elements that are smallest, and largest"""
+    low, high = out = torch.aminmax(x.value, dim=dim, keepdim=keepdim)
+    tangents = [_spread(x.value, x.tangent, y, dim, keepdim) for y in (low, high)]
+    return out, tangents
+
+
+def _chooses(op, dim_position, keeps=True):
+    """`(values, indices)` along a dim: the tangent is taken at the indices."""
+
+    def rule(level, x, *args, **kwargs):
+        values, indices = out = op(x.value, *args, **kwargs)
+        t, dim = x.tangent, args[dim_position] if dim_position < len(args) else kwargs.get("dim", -1)
+        if t.dim() == 0:
+            return out, [t.mul(1), None]
+        if keeps or (args[dim_position + 1] if len(args) > dim_position + 1 else kwargs.get("keepdim", False)):
+            return out, [t.gather(dim, indices), None]
+        return out, [t.gather(dim, indices.unsqueeze(dim)).squeeze(dim), None]
+
+    jvp_rule(op, guarded=False)(rule)
+
+
+_chooses(aten.cummax.default, 0)
+_chooses(aten.cummin.default, 0)
+_chooses(aten.kthvalue.default, 1, keeps=False)
+_chooses(aten.max.dim, 0, keeps=False)
+_chooses(aten.median.dim, 0, keeps=False)
+_chooses(aten.min.dim, 0, keeps=False)
+_chooses(aten.mode.default, 0, keeps=False)
+_chooses(aten.nanmedian.dim, 0, keeps=False)
+_chooses(aten.sort.default, 0)
+_chooses(aten.topk.default, 1)
+
+
+@jvp_rule(aten.sort.stable, guarded=False)
+def sort_stable(level, x, *, stable, dim=-1, descending=False):
+    """t in the order of x"""
+    out = aten.sort.stable(x.value, stable=stable, dim=dim, descending=descending)
+    return out, [x.tangent.gather(dim, out[1]) if x.dim() else x.tangent.mul(1), None]
+
+
+def _correction(correction):
+    return 1 if correction is None else correction
+
+
+def _variance_tangent(x, t, dim, correction, keepdim):
+    """2 / (n - correction) sum((x - mean) t)"""
+    dims = _dims(dim, x.dim())
+    count = 1
+    for d in dims:
+        count *= x.shape[d]
+    weighted = ((x - x.mean(dims, True)) * t).sum(dims, keepdim) if dims else (x - x) * t
+    divisor = max(count - _correction(correction), 0)
+    return weighted * (2 / divisor) if divisor else weighted / 0
+
+
+@jvp_rule(aten.var.correction, guarded=False)
+def var(level, x, dim=None, *, correction=None, keepdim=False):
+    """2 / (n - correction) sum((x - mean) t)"""
+    if x.is_complex():
+        return torch_jvp(level, aten.var.correction, x, dim, correction=correction, keepdim=keepdim)
+    out = torch.var(x.value, dim, correction=_correction(correction), keepdim=keepdim)
+    return out, _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
+
+
+@jvp_rule(aten.std.correction, guarded=False)
+def std(level, x, dim=None, *, correction=None, keepdim=False):
+    """The variance's tangent over 2 std; 0 where std is 0"""
+    if x.is_complex():
+        return torch_jvp(level, aten.std.correction, x, dim, correction=correction, keepdim=keepdim)
+    out = torch.std(x.value, dim, correction=_correction(correction), keepdim=keepdim)
+    t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
+    return out, (t / (2 * out)).masked_fill(out == 0, 0)
+
+
+@jvp_rule(aten.var_mean.correction, guarded=False)
+def var_mean(level, x, dim=None, *, correction=None, keepdim=False):
+    """Those of var and mean"""
+    if x.is_complex():
+        return torch_jvp(level, aten.var_mean.correction, x, dim, correction=correction, keepdim=keepdim)
+    out = torch.var_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
+    t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
+    return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
+
+
+@jvp_rule(aten.std_mean.correction, guarded=False)
+def std_mean(level, x, dim=None, *, correction=None, keepdim=False):
+    """Those of std and mean"""
+    if x.is_complex():
+        return torch_jvp(level, aten.std_mean.correction, x, dim, correction=correction, keepdim=keepdim)
+    out = torch.std_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
+    t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
+    t = (t / (2 * out[0])).masked_fill(out[0] == 0, 0)
+    return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
+
+
+@jvp_rule(aten.linalg_vector_norm.default, guarded=False)
+def vector_norm(level, x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    """sum(x t) / y for the 2-norm, 0 where y is 0; sum(sign(x) t) for the 1-norm"""
+    if x.is_complex() or ord not in (1, 2) or dtype is not None:
+        return torch_jvp(level, aten.linalg_vector_norm.default, x, ord, dim, keepdim, dtype=dtype)
+    y = torch.linalg.vector_norm(x.value, ord, dim, keepdim)
+    if ord == 1:
+        return y, _sum(x.tangent * x.value.sign(), dim, keepdim)
+    return y, (_sum(x.tangent * x.value, dim, keepdim) / y).masked_fill(y == 0, 0)
+
+
+@jvp_rule(aten.logsumexp.default)
+def logsumexp(level, x, dim, keepdim=False):
+    """The mean of t with the weights softmax(x)"""
+    out = torch.logsumexp(x.value, dim, keepdim)
+    if not x.dim():
+        return out, x.tangent.mul(1)
+    top = x.value.amax(_dims(dim, x.dim()), True)
+    # Where all are the same infinity, they share.
+    weights = torch.where(x.value == top, 1, (x.value - top).exp())
+    return out, _sum(weights * x.tangent, dim, keepdim) / _sum(weights, dim, keepdim)
+
+
+@jvp_rule(aten._softmax.default, guarded=False)
+def softmax(level, x, dim, half_to_float):
+    """y (t - sum(y t))"""
+    y = aten._softmax.default(x.value, dim, half_to_float)
+    if half_to_float:
+        t = x.tangent.to(y.dtype)
+        return y, y * (t - (y * t).sum(dim, True))
+    return y, aten._softmax_backward_data.default(x.tangent, y, dim, y.dtype)
+
+
+@jvp_rule(aten._log_softmax.default, guarded=False)
+def log_softmax(level, x, dim, half_to_float):
+    """t - sum(exp(y) t)"""
+    y = aten._log_softmax.default(x.value, dim, half_to_float)
+    t = x.tangent.to(y.dtype) if half_to_float else x.tangent
+    return y, t - (y.exp() * t).sum(dim, True)
+
+
+@jvp_rule(aten._safe_softmax.default)
+def safe_softmax(level, x, dim, dtype=None):
+    """y (t - sum(y t)); rows of -inf alone give 0"""
+    y = aten._safe_softmax.default(x.value, dim, dtype)
+    t = x.tangent.to(y.dtype)
+    return y, y * (t - (y * t).sum(dim, True))
+
+
+# --- products: torch divides by the elements, which is wrong twice differentiated at zeros ----------------------------
+
+
+@decomposed(aten.prod.default)
+def prod(x, *, dtype=None):
+    """The product of all elements, in pairs"""
+    return torch.prod(x.reshape(-1), 0, dtype=dtype)
+
+
+@decomposed(aten.prod.dim_int)
+def prod_dim(x, dim, keepdim=False, *, dtype=None):
+    """The product along a dim, in pairs"""
+    if dtype is not None:
+        x = x.to(dtype)
+    elif not (x.is_floating_point() or x.is_complex()):
+        x = x.to(torch.int64)
+    if not x.dim():
+        return x.clone()
+    x = x.movedim(dim, 0)
+    if not x.shape[0]:
+        y = x.new_ones(x.shape[1:])
+    while x.shape[0] > 1:
+        half = x.shape[0] // 2
+        pairs = x[:half] * x[half : 2 * half]
+        x = torch.cat([pairs, x[2 * half :]]) if x.shape[0] % 2 else pairs
+    if x.shape[0]:
+        y = x[0].clone()
+    return y.unsqueeze(dim) if keepdim else y
+
+
+@decomposed(aten.cumprod.default)
+def cumprod(x, dim, *, dtype=None):
+    """The products of the first elements, by doubling the length of the runs"""
+    if dtype is not None:
+        x = x.to(dtype)
+    if not x.dim():
+        return x.clone()
+    x, reach = x.movedim(dim, 0), 1
+    while reach < x.shape[0]:
+        x = torch.cat([x[:reach], x[reach:] * x[:-reach]])
+        reach *= 2
+    return x.movedim(0, dim).clone()

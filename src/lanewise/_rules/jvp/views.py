@@ -1,8 +1,11 @@
-"""Views, copies and casts: linear, and the tangent must alias as the primal does."""
+"""Forward rules of views, casts and copies: linear, and the tangent must alias as the primal does."""
 
 import torch
 
-from lanewise._rules.jvp.families import jvp_rule, linear
+from lanewise._core.dual import DualLevel, lay_out
+from lanewise._core.plane import refit
+from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
+from lanewise._torch_compat import ADINPLACE_OR_VIEW_KEY, tls_is_excluded
 
 aten = torch.ops.aten
 
@@ -15,6 +18,8 @@ linear(
     aten.clone.default,
     aten.diagonal.default,
     aten.expand.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
     aten.permute.default,
     aten.select.int,
     aten.slice.Tensor,
@@ -27,37 +32,100 @@ linear(
     aten.transpose.int,
     aten.unbind.int,
     aten.unfold.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
     aten.unsqueeze.default,
+    aten.view.default,
     aten.view_as_complex.default,
-    aten.view_as_real.default,
 )
 
+constant(aten.view.dtype)
 
-@jvp_rule(aten.view.default)
-def view(level, x, size):
-    """The tangent is laid out as the primal first where it is not."""
+
+@jvp_rule(aten.view_as_real.default)
+def view_as_real(level, x):
+    """x [*S] complex -> [*S, 2]; a lazy conjugate is taken first"""
     if x.tangent.stride() != x.value.stride():
-        tangent = torch.empty_strided(x.value.shape, x.value.stride(), dtype=x.value.dtype, device=x.value.device)
-        x.tangent = tangent.copy_(x.tangent)
-    return x.value.view(size), x.tangent.view(size)
+        lay_out(x)
+    return torch.view_as_real(x.value.resolve_conj()), torch.view_as_real(x.tangent.resolve_conj())
+
+
+@jvp_rule(aten.as_strided.default)
+def as_strided(level, x, size, stride, storage_offset=None):
+    """The same elements of the tangent, whose memory may begin elsewhere"""
+    if x.tangent.stride() != x.value.stride():
+        lay_out(x)
+    shift = x.tangent.storage_offset() - x.value.storage_offset()
+    offset = None if storage_offset is None else storage_offset + shift
+    return x.value.as_strided(size, stride, storage_offset), x.tangent.as_strided(size, stride, offset)
 
 
 @jvp_rule(aten._to_copy.default)
 def to_copy(level, x, **options):
-    """A cast to a dtype without derivatives drops the tangent."""
+    """A cast to a dtype without derivatives drops the tangent"""
     out = aten._to_copy.default(x.value, **options)
     if not (out.is_floating_point() or out.is_complex()):
         return out, None
     return out, aten._to_copy.default(x.tangent, **options)
 
 
-@jvp_rule(aten.detach.default)
-def detach(level, x):
-    """Cuts this plane's autograd only: the tangent stays."""
-    return x.value, x.tangent
+@rule_on_plane(aten.detach.default)
+def detach(level: DualLevel, x):
+    """Autograd takes saved tensors out through it, and then the tangent stays; the user's own `detach` drops it.
+
+    The user's comes by way of autograd's kernel, which switches view tracking off.
+    """
+    if tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
+        return level.adopt(level.below(torch.detach, x.value))
+    return level.alias(x)
 
 
 @jvp_rule(aten._make_dual.default, aten._fw_primal.default)
 def native_primal(level, x, *rest):
-    """Native forward mode, one operation's worth of it on this plane, takes an alias."""
+    """Native forward mode, one operation's worth of it on this plane, takes an alias"""
     return x.value.view(x.value.shape), x.tangent.view(x.tangent.shape)
+
+
+# --- in place: the wrapper itself takes another shape ----------------------------------------------------------------
+
+
+def _refits(op, twin):
+    def rule(level: DualLevel, *args, **kwargs):
+        return refit(args[0], twin(*args, **kwargs), op, args, kwargs)
+
+    rule_on_plane(op)(rule)
+
+
+_refits(aten.as_strided_.default, aten.as_strided.default)
+_refits(aten.squeeze_.default, aten.squeeze.default)
+_refits(aten.squeeze_.dim, aten.squeeze.dim)
+_refits(aten.squeeze_.dims, aten.squeeze.dims)
+_refits(aten.t_.default, aten.t.default)
+_refits(aten.transpose_.default, aten.transpose.int)
+_refits(aten.unsqueeze_.default, aten.unsqueeze.default)
+
+
+@rule_on_plane(aten.detach_.default)
+def detach_(level: DualLevel, x):
+    """Drops the tangent of this tensor"""
+    x.tangent = None
+    x.origin = None
+    return x
+
+
+@rule_on_plane(aten.resize_.default)
+def resize_(level: DualLevel, x, size, *, memory_format=None):
+    """x [*S] -> [*size]: the first elements are kept, those beyond are uninitialised, and so are their tangents"""
+    if x.shape == torch.Size(size):
+        return x
+    count = torch.Size(size).numel()
+
+    def resized(value):
+        flat = value.reshape(-1)
+        if count > flat.numel():
+            flat = torch.cat([flat, flat.new_zeros(count - flat.numel())])
+        return flat[:count].reshape(size)
+
+    value = level.below(resized, x.value)
+    like = level.adopt(value) if x.tangent is None else level.wrap(value, level.below(resized, x.tangent))
+    return refit(x, like, aten.as_strided_.default, (x, size, like.stride()), {})
