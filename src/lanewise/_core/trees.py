@@ -205,7 +205,7 @@ def _walk_prefix(prefix: Any, tree: Any, leaves: list, entries: list, path: str,
     if wanted is None:
         mark = len(leaves)
         spec = LEAF if whole and prefix is None else _walk(tree, leaves)
-        if whole and all([leaf is None for leaf in leaves[mark:]]):
+        if whole and all(leaf is None for leaf in leaves[mark:]):
             leaves[mark:] = [tree]
             entries.append(None)
             return LEAF
@@ -243,7 +243,8 @@ def _in_order(prefix: Any, wanted: list, tree: Any, items: list, path: str) -> l
         return [by_name[step] for step, _ in items]
     if len(wanted) != len(items):
         raise PrefixMismatch(
-            path, f"is a {type(prefix).__name__} of {len(wanted)}, but stands for a {type(tree).__name__} of {len(items)}"
+            path,
+            f"is a {type(prefix).__name__} of {len(wanted)}, but stands for a {type(tree).__name__} of {len(items)}",
         )
     if type(prefix) is not type(tree) and not (type(prefix) in (tuple, list) and isinstance(tree, (tuple, list))):
         raise PrefixMismatch(path, f"is a {type(prefix).__name__}, but stands for a {type(tree).__name__}")

@@ -1,4 +1,4 @@
-"""What the transforms share in reading arguments: the call as written, `argnums`, `has_aux`, leaves to differentiate."""
+"""What the transforms share in reading arguments: the call as written, `argnums`, `has_aux`, the leaves."""
 
 import functools
 import inspect
@@ -166,6 +166,30 @@ def check_differentiable(api: str, leaf: Tensor, tree: Any, position: int, must:
             f"{api}: only Tensors of floating point dtype can require gradients, got {leaf.dtype} for {name} "
             f"{list(leaf.shape)}",
             "x.float()  # or leave the argument out of argnums",
+        )
+    )
+
+
+def cotangents_mismatch(got: Any, wanted: Any) -> TransformError:
+    """The error for cotangents of another structure than the output."""
+    return TransformError(
+        at_user_line(
+            "vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs "
+            f"to the function. cotangents: {got}, primal output: {wanted}",
+            "vjp_fn((ct0, ct1))  # one argument: a tuple where f returns a tuple",
+        )
+    )
+
+
+def cotangent_mismatch(cotangent: Any, output: Tensor, value: Any, position: int) -> TransformError:
+    """The error for one cotangent that does not fit its output."""
+    name = leaf_names(value, "output")[position]
+    got = f"of shape {list(cotangent.shape)}" if isinstance(cotangent, Tensor) else f"of type {type(cotangent)}"
+    return TransformError(
+        at_user_line(
+            f"vjp_fn(cotangents): Mismatch in shape: grad_output[{position}] is {got}, but {name} has shape "
+            f"{list(output.shape)}",
+            f"vjp_fn(torch.ones({list(output.shape)}))",
         )
     )
 

@@ -1,4 +1,4 @@
-"""Lanes in groups: `chunk_size`, its automatic choice from a memory budget, progress bars, and repeatable randomness."""
+"""Lanes in groups: `chunk_size`, its choice from a memory budget, progress bars, and repeatable randomness."""
 
 import os
 import threading
@@ -172,9 +172,7 @@ class _Auto:
         self.budget = budget
         self.device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu"))
         self.estimates = estimates
-        self.key = tuple(
-            (tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in leaves if isinstance(leaf, Tensor)
-        )
+        self.key = tuple((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in leaves if isinstance(leaf, Tensor))
         self.peaks: dict[int, int] = dict(estimates.get(self.key, {}))
         self.chosen = 0
 

@@ -59,8 +59,8 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
     if not call.args and not isinstance(in_dims, dict) and axis_size is None:
         raise ArgumentError(
             at_user_line(
-                f"{call}: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with "
-                "no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them",
+                f"{call}: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function "
+                "with no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them",
                 f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
             )
         )
@@ -152,7 +152,8 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
     if not isinstance(dim, int):
         return ArgumentError(
             at_user_line(
-                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None", instead
+                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None",
+                instead,
             )
         )
     if not isinstance(leaf, Tensor):
@@ -193,7 +194,7 @@ def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size
         at_user_line(
             f"{call}: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the "
             "mapped dimension",
-            f"vmap({call.name}, in_dims={_suggested(call, prefix, without=odd)})  # if {names[odd]} is the same for all",
+            f"vmap({call.name}, in_dims={_suggested(call, prefix, odd)})  # if {names[odd]} is the same for all",
             rows,
         )
     )
@@ -304,8 +305,8 @@ def returned_lanes(func: Callable, leaf: Any, where: str) -> ArgumentError:
     holds = f"whose `{where}` has lanes" if where else "which holds tensors with lanes"
     return ArgumentError(
         at_user_line(
-            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)}, {holds}. Did you mean to set "
-            "out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and classes "
+            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)}, {holds}. Did you mean to "
+            "set out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and classes "
             "registered with torch's pytree",
             f"return out{where}  # the tensors themselves" if where else "return list(out)",
         )

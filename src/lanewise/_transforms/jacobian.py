@@ -52,7 +52,7 @@ class Basis:
         self.total = sum(self.counts)
 
     def rows(self, start: int, length: int) -> list[Tensor]:
-        """Directions `start ... start + length` for each tensor, `[length, *S]`. The same in all lanes of all planes."""
+        """Directions `start ... start + length` for each tensor, `[length, *S]`, plain tensors on every plane."""
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             if len(self.tensors) == 1 and not self.twice[0] and length == self.total:
                 only = self.tensors[0]
@@ -105,11 +105,13 @@ def jacrev(
             def run(start: int, length: int) -> tuple[list, list, Spec]:
                 last = start + length >= basis.total
                 cotangents = basis.rows(start, length)
-                if chunk_size == 1 and basis.total:
+                if length == 1 and (chunk_size == 1 or basis.total == 1):
                     one = [row[0] for row in cotangents]
                     grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
                     return [g[None] for g in grads], [], LEAF
                 with BatchLevel(length) as level:
+                    # The plane below records what the backward pass does if somebody outside differentiates it.
+                    level.grad_mode = create_graph
                     lanes = [level.wrap(row) for row in cotangents]
                     grads = pull_back(outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=not last)
                 return [lanes_of(level, g) for g in grads], [], LEAF
@@ -252,11 +254,10 @@ def hessian(
     progress: bool | str = False,
 ) -> Callable:
     """The Hessian of `func`: `jacfwd(jacrev(func))`."""
-    return jacfwd(
+    return jacrev(
         jacrev(func, argnums, has_aux=has_aux),
         argnums,
-        has_aux,
-        randomness=randomness,
+        has_aux=has_aux,
         chunk_size=chunk_size,
         memory_budget=memory_budget,
         progress=progress,

@@ -10,9 +10,17 @@ from torch import Tensor
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.plane import Plane
-from lanewise._core.trees import flatten, is_leaf, leaf_names, unflatten
+from lanewise._core.trees import LEAF, flatten, is_leaf, leaf_names, unflatten
 from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
-from lanewise._transforms.arguments import check_argnums, check_tensors, replace, select, split_aux
+from lanewise._transforms.arguments import (
+    check_argnums,
+    check_tensors,
+    cotangent_mismatch,
+    cotangents_mismatch,
+    replace,
+    select,
+    split_aux,
+)
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -203,6 +211,16 @@ def plane_detach(x: Tensor) -> Tensor:
     return x.level.alias(x) if isinstance(x, Plane) else x.detach()
 
 
+def free_below(x: Tensor, inputs: list[Tensor]) -> Tensor:
+    """A gradient on a plane above that of `inputs`, where nobody but them was recorded: without that history."""
+    if not isinstance(x, Plane) or x.requires_grad:
+        return x
+    value = x.value
+    if value.requires_grad and not needs_graph([value], inputs):
+        x.value = plane_detach(value)
+    return x
+
+
 def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
     """The value of `func` at `primals`, and the function that takes cotangents back to the primals."""
     with Recording() as recording:
@@ -215,24 +233,23 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
     outputs, out_spec = flatten(value)
     check_outputs("vjp", value, outputs)
 
-    def back(*cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
-        given = (
-            cotangents[0] if len(cotangents) == 1 and not (isinstance(value, tuple) and len(value) == 1) else cotangents
-        )
-        ct_leaves, ct_spec = flatten(given)
-        if ct_spec != out_spec:
-            raise TransformError(
-                at_user_line(
-                    "vjp: Expected pytree structure of cotangents to be the same as pytree structure of outputs to the "
-                    f"function. cotangents: {ct_spec}, primal output: {out_spec}"
-                )
-            )
+    def back(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
+        if isinstance(cotangents, Tensor) and out_spec is LEAF:
+            ct_leaves = [cotangents]
+        else:
+            ct_leaves, ct_spec = flatten(cotangents)
+            if ct_spec != out_spec:
+                raise cotangents_mismatch(ct_spec, out_spec)
+        for position, (ct, out) in enumerate(zip(ct_leaves, outputs)):
+            if not isinstance(ct, Tensor) or ct.shape != out.shape:
+                raise cotangent_mismatch(ct, out, value, position)
         with Recording() as inner:
+            record = create_graph
+            if record is None:
+                record = inner.outer and (any(ct.requires_grad for ct in ct_leaves) or needs_graph(outputs, inputs))
+            grads = pull_back(outputs, inputs, ct_leaves, inner.outer, create_graph=record, retain_graph=retain_graph)
             if create_graph is None:
-                create_graph = inner.outer
-            grads = pull_back(
-                outputs, inputs, ct_leaves, inner.outer, create_graph=create_graph, retain_graph=retain_graph
-            )
+                grads = [free_below(g, inputs) for g in grads]
         return unflatten(grads, spec)
 
     shown = untrack(value, inputs, outer)
