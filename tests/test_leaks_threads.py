@@ -114,7 +114,8 @@ def test_no_level_after_an_error_in_backward(run):
         y = x.clone().requires_grad_() if not x.requires_grad else x
         return torch.autograd.grad(Bad.apply(y).sum(), y)[0]
 
-    with pytest.raises(Stop):
+    # Forward mode stops earlier, for want of a jvp.
+    with pytest.raises((Stop, NotImplementedError)):
         run(f)
     _usable()
 
