@@ -306,8 +306,8 @@ def returned_lanes(func: Callable, leaf: Any, where: str) -> ArgumentError:
     return ArgumentError(
         at_user_line(
             f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)}, {holds}. Did you mean to "
-            "set out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and classes "
-            "registered with torch's pytree",
+            "set out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and "
+            "classes registered with torch's pytree",
             f"return out{where}  # the tensors themselves" if where else "return list(out)",
         )
     )

@@ -10,6 +10,7 @@ from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._transforms.arguments import split_aux
+from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.reverse import check_outputs
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -35,6 +36,8 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
     >>> jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))
     (tensor([0., 0.]), tensor([1., 1.]))
     """
+    if is_compiling():
+        return traced("jvp", func, primals, tangents, strict=strict, has_aux=has_aux)
     leaves, tangent_leaves, spec = check_primals("jvp", primals, tangents)
     with DualLevel() as level:
         duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]

@@ -31,6 +31,7 @@ from lanewise._transforms.arguments import (
     split_aux,
 )
 from lanewise._transforms.chunks import check_chunk_options, map_chunks
+from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
 from lanewise._transforms.forward import jvp
 from lanewise._transforms.reverse import Recording, check_outputs, needs_graph, pull_back, tracked, untrack
@@ -81,11 +82,16 @@ def jacrev(
     _preallocate_and_copy: bool = False,
 ) -> Callable:
     """The Jacobian of `func`, by one backward pass whose lanes are the rows."""
+    if is_compiling():
+        return traced("jacrev", func, argnums, has_aux=has_aux, chunk_size=chunk_size)
     check_chunk_options("jacrev", chunk_size, memory_budget)
     estimates: dict = {}
 
     @functools.wraps(func)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            plain = without_keywords(func, kwargs)
+            return traced("jacrev", plain, argnums, has_aux=has_aux, chunk_size=chunk_size)(*args)
         if peer_engine_active():
             raise refuse_peer("jacrev")
         positions = tuple(range(len(args))) if argnums is None else check_argnums(argnums, len(args))
@@ -145,7 +151,7 @@ def jacrev(
 def of_reverse(call: Call, column: Tensor, x: Tensor, basis: Basis) -> list[Tensor]:
     """`[total, *x]` -> the Jacobian `[*y, *x]` of each output y."""
     if len(basis.tensors) == 1 and not basis.twice[0]:
-        return [column.reshape(*basis.tensors[0].shape, *x.shape)]
+        return [column.reshape((*basis.tensors[0].shape, *x.shape))]
     blocks = []
     for rows, y, both in zip(column.split(basis.counts), basis.tensors, basis.twice):
         if both:
@@ -156,7 +162,7 @@ def of_reverse(call: Call, column: Tensor, x: Tensor, basis: Basis) -> list[Tens
                 rows = ((along_1 - 1j * along_i) / 2).conj()
             else:
                 rows = torch.complex(along_1, along_i)
-        blocks.append(rows.reshape(*y.shape, *x.shape))
+        blocks.append(rows.reshape((*y.shape, *x.shape)))
     return blocks
 
 
@@ -171,12 +177,17 @@ def jacfwd(
     progress: bool | str = False,
 ) -> Callable:
     """The Jacobian of `func`, by one forward pass whose lanes are the columns."""
+    if is_compiling():
+        return traced("jacfwd", func, argnums, has_aux, randomness=randomness, chunk_size=chunk_size)
     check_randomness(randomness, "jacfwd")
     check_chunk_options("jacfwd", chunk_size, memory_budget)
     estimates: dict = {}
 
     @functools.wraps(func)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            plain = without_keywords(func, kwargs)
+            return traced("jacfwd", plain, argnums, has_aux, randomness=randomness, chunk_size=chunk_size)(*args)
         if peer_engine_active():
             raise refuse_peer("jacfwd")
         positions = tuple(range(len(args))) if argnums is None else check_argnums(argnums, len(args))
@@ -228,7 +239,7 @@ def jacfwd(
 def of_forward(call: Call, row: Tensor, basis: Basis) -> list[Tensor]:
     """`[total, *y]` -> the Jacobian `[*y, *x]` with respect to each input x."""
     if len(basis.tensors) == 1 and not basis.twice[0]:
-        return [row.movedim(0, -1).reshape(*row.shape[1:], *basis.tensors[0].shape)]
+        return [row.movedim(0, -1).reshape((*row.shape[1:], *basis.tensors[0].shape))]
     blocks = []
     for part, x, both in zip(row.split(basis.counts), basis.tensors, basis.twice):
         if both:
@@ -239,7 +250,7 @@ def of_forward(call: Call, row: Tensor, basis: Basis) -> list[Tensor]:
                 part = (along_1 - 1j * along_i) / 2
             else:
                 part = torch.complex(along_1, along_i)
-        blocks.append(part.movedim(0, -1).reshape(*part.shape[1:], *x.shape))
+        blocks.append(part.movedim(0, -1).reshape((*part.shape[1:], *x.shape)))
     return blocks
 
 

@@ -13,6 +13,7 @@ from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_pre
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
+from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.dims import (
     check_out_dims,
     check_randomness,
@@ -37,6 +38,18 @@ def vmap(
     axis_size: int | None = None,
 ) -> Callable:
     """Map `func`, a function of one example, over a dimension of its arguments."""
+    if is_compiling():
+        return traced(
+            "vmap",
+            func,
+            in_dims,
+            out_dims,
+            randomness,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            axis_size=axis_size,
+        )
     check_randomness(randomness)
     check_chunk_options("vmap", chunk_size, memory_budget)
     direct = chunk_size is None and axis_size is None and not progress
@@ -45,6 +58,10 @@ def vmap(
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return traced("vmap", func, in_dims, out_dims, randomness, chunk_size=chunk_size, axis_size=axis_size)(
+                *args, **kwargs
+            )
         if peer_engine_active():
             raise refuse_peer("vmap")
         if front and (size := _common_size(args)) >= 0:
