@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._torch_compat import forward_level
 
 aten = torch.ops.aten
 
@@ -57,7 +59,9 @@ def flash_attention_backward(
     lanes, images = level.size, query.shape[0]
     folded = [_fold(level, t) for t in (grad, query, key, value, out, logsumexp)]
     mask = _fold_mask(level, attn_mask, images)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in folded):
+    if forward_level() >= 0 or (
+        torch.is_grad_enabled() and any(t.requires_grad or isinstance(t, Plane) for t in folded)
+    ):
         parts = attention_backward_formula(*folded[:4], mask, is_causal, scale)
     else:
         parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -119,7 +123,7 @@ def _multi_head_attention(
     if mask is not None:
         if mask_type == 1:
             mask = mask[:, None, None, :]
-        scores = scores.masked_fill(mask, -math.inf)
+        scores = scores.masked_fill(mask.bool(), -math.inf)
     weights = torch.softmax(scores, -1)
     out = F.linear((weights @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
     if not need_weights:

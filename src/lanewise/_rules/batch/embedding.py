@@ -45,25 +45,32 @@ def embedding_backward(level, grad, indices, rows, padding_idx, scale_grad_by_fr
     lanes = level.size
     if not level.mapped(indices):
         folded = grad.value.movedim(0, -2).flatten(-2)
-        out = torch.embedding_dense_backward(folded, indices, rows, padding_idx, scale_grad_by_freq)
+        out = aten.embedding_dense_backward(folded, indices, rows, padding_idx, scale_grad_by_freq)
         return out.unflatten(1, (lanes, grad.shape[-1])).transpose(0, 1)
     grad, indices = level.expanded(grad), indices.value
     if padding_idx >= 0:
         grad = grad.masked_fill((indices == padding_idx).unsqueeze(-1), 0)
     places = _shifted(level, indices, rows)
-    out = torch.embedding_dense_backward(grad, places, lanes * rows, -1, scale_grad_by_freq)
+    out = aten.embedding_dense_backward(grad, places, lanes * rows, -1, scale_grad_by_freq)
     return out.unflatten(0, (lanes, rows))
 
 
-@lane_rule(aten.embedding_renorm_.default)
+@lane_rule(aten.embedding_renorm_.default, raw=True)
 def embedding_renorm_(level, weight, indices, max_norm, norm_type):
-    """weight [B, V, D], indices [B, *I]: the rows named are shortened to max_norm"""
-    table = weight.value
-    places = _shifted(level, level.expanded(indices), table.shape[1])
-    flat = table.reshape(-1, table.shape[2])
-    torch.embedding_renorm_(flat, places.reshape(-1), max_norm, norm_type)
-    if not table.is_contiguous():
-        table.copy_(flat.view(table.shape))
+    """weight [B, V, D] or [V, D], indices [B, *I]: the rows named are shortened to max_norm, in place
+
+    A weight without lanes may be written to here: a row ends the same whichever lanes name it, and however often.
+    """
+    table = level.physical(weight)
+    places = level.physical(indices)
+    if level.mapped(weight):
+        places = _shifted(level, level.expanded(indices), weight.shape[0])
+    flat = table.reshape(-1, weight.shape[1])
+    with torch.no_grad():
+        torch.embedding_renorm_(flat, places.reshape(-1), max_norm, norm_type)
+        if not table.is_contiguous():
+            table.copy_(flat.view(table.shape))
+    return weight
 
 
 # --- bags ------------------------------------------------------------------------------------------------------------
@@ -77,53 +84,49 @@ def _bag_of_each(offsets: Tensor, count: int) -> Tensor:
     return torch.searchsorted(offsets.contiguous(), places.contiguous(), right=True) - 1
 
 
-def _embedding_bag(op):
-    @lane_rule(op)
-    def embedding_bag(
-        level,
-        weight,
-        indices,
-        offsets,
-        scale_grad_by_freq=False,
-        mode=SUM,
-        sparse=False,
-        per_sample_weights=None,
-        include_last_offset=False,
-        padding_idx=-1,
-    ):
-        """weight [B, V, D], indices [B, n], offsets [B, bags] -> out [B, bags, D], the bag of each index [B, n], the
-        bag sizes [B, bags], and for `max` the index that won [B, bags, D]
+@lane_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    level,
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=SUM,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+):
+    """weight [B, V, D], indices [B, n], offsets [B, bags] -> out [B, bags, D], the bag of each index [B, n], the
+    bag sizes [B, bags], and for `max` the index that won [B, bags, D]
 
-        The bags of all lanes lie behind one another. A last offset becomes a bag of its own, which is dropped.
-        """
-        lanes, (rows, width), count = level.size, weight.shape, indices.shape[0]
-        table, places, starts = weight, level.expanded(indices), level.expanded(offsets)
-        bags = _bag_of_each(starts, count)
-        if level.mapped(weight) or scale_grad_by_freq:
-            table = level.expanded(weight).reshape(lanes * rows, width)
-            shifted = _shifted(level, places, rows)
-            # A padding index is skipped, so all lanes may name one row for it.
-            places = shifted if padding_idx < 0 else torch.where(places == padding_idx, padding_idx, shifted)
-        weights = None if per_sample_weights is None else level.expanded(per_sample_weights).reshape(-1)
-        out, _, sizes, won = op(
-            table,
-            places.reshape(-1),
-            _shifted(level, starts, count).reshape(-1),
-            scale_grad_by_freq,
-            mode,
-            sparse,
-            weights,
-            False,
-            padding_idx,
-        )
-        kept = starts.shape[1] - include_last_offset
-        out, sizes = (t.reshape(lanes, starts.shape[1], *t.shape[1:])[:, :kept] for t in (out, sizes))
-        won = won.reshape(lanes, starts.shape[1], width)[:, :kept] % max(rows, 1) if mode == MAX else sizes
-        return out, bags, sizes, won
-
-
-_embedding_bag(aten._embedding_bag.default)
-_embedding_bag(aten._embedding_bag_forward_only.default)
+    The bags of all lanes lie behind one another. A last offset becomes a bag of its own, which is dropped.
+    """
+    lanes, (rows, width), count = level.size, weight.shape, indices.shape[0]
+    table, places, starts = weight, level.expanded(indices), level.expanded(offsets)
+    bags = _bag_of_each(starts, count)
+    if level.mapped(weight) or scale_grad_by_freq:
+        table = level.expanded(weight).reshape(lanes * rows, width)
+        shifted = _shifted(level, places, rows)
+        # A padding index is skipped, so all lanes may name one row for it.
+        places = shifted if padding_idx < 0 else torch.where(places == padding_idx, padding_idx, shifted)
+    weights = None if per_sample_weights is None else level.expanded(per_sample_weights).reshape(-1)
+    # The twin for no_grad mode would refuse a weight that requires grad on the plane below.
+    out, _, sizes, won = aten._embedding_bag(
+        table,
+        places.reshape(-1),
+        _shifted(level, starts, count).reshape(-1),
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        weights,
+        False,
+        padding_idx,
+    )
+    kept = starts.shape[1] - include_last_offset
+    out, sizes = (t.reshape(lanes, starts.shape[1], *t.shape[1:])[:, :kept] for t in (out, sizes))
+    won = won.reshape(lanes, starts.shape[1], width)[:, :kept] % max(rows, 1) if mode == MAX else sizes
+    return out, bags, sizes, won
 
 
 def _slopes_of_each(level, grad, indices, offsets, bags, padding_idx):
@@ -163,7 +166,7 @@ def embedding_bag_backward(
     if per_sample_weights is not None:
         slopes = slopes * level.expanded(per_sample_weights).unsqueeze(2)
     places = _shifted(level, indices, rows)
-    out = torch.embedding_dense_backward(slopes, places, level.size * rows, -1, scale_grad_by_freq)
+    out = aten.embedding_dense_backward(slopes, places, level.size * rows, -1, scale_grad_by_freq)
     return out.unflatten(0, (level.size, rows))
 
 

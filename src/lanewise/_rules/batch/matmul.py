@@ -78,8 +78,29 @@ def added(bias, product, beta):
     return scaled(bias, beta) + product
 
 
-decompose(aten.addmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
+@lane_rule(aten.addmm.default, guarded=False)
+def addmm(level, c, a, b, *, beta=1, alpha=1):
+    """c [B, n], [B, m, n] or without B, a [B, m, k] or [m, k], b [B, k, n] or [k, n] -> [B, m, n]"""
+    if not level.mapped(b) and not level.mapped(c) and c.dim() < 2:
+        left = a.value
+        lanes, rows, inner = left.shape
+        flat = torch.addmm(c, left.reshape(lanes * rows, inner), b, beta=beta, alpha=alpha)
+        return flat.view(lanes, rows, b.shape[1])
+    bias = level.physical(c)
+    if level.mapped(c) and c.dim() < 2:
+        bias = bias.reshape(level.size, 1, -1)
+    return torch.baddbmm(bias, level.expanded(a), level.expanded(b), beta=beta, alpha=alpha)
+
+
+@lane_rule(aten.baddbmm.default, guarded=False)
+def baddbmm(level, c, a, b, *, beta=1, alpha=1):
+    """c [B, N, m, n] or what broadcasts to it, a [B, N, m, k], b [B, N, k, n], any without B -> [B, N, m, n]"""
+    bias = level.physical(c)
+    if level.mapped(c) and c.dim() < 3:
+        bias = bias.reshape(level.size, *([1] * (3 - c.dim())), *c.shape)
+    return added(bias, scaled(torch.matmul(level.physical(a), level.physical(b)), alpha), beta)
+
+
 decompose(aten.addmv.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
-decompose(aten.baddbmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
 decompose(aten.addbmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled((a @ b).sum(0), alpha), beta))
 decompose(aten.addr.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a[:, None] * b, alpha), beta))

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
-from lanewise._core.plane import lift
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.plane import Plane, lift
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._torch_compat import forward_ad, forward_level
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -27,8 +28,27 @@ def _scaled(level: BatchLevel, value: Tensor, weight: Tensor | None, bias: Tenso
 
 
 def _tracked(*tensors: Tensor | None) -> bool:
-    """Whether somebody below differentiates through these values."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    """Whether somebody below may differentiate through these values."""
+    if forward_level() >= 0:
+        return True
+    return torch.is_grad_enabled() and any(t is not None and (t.requires_grad or isinstance(t, Plane)) for t in tensors)
+
+
+def _constant(value: Tensor) -> Tensor:
+    """The same numbers without history or tangent, on any plane."""
+    if isinstance(value, Plane):
+        below = _constant(value.value)
+        return value.level.wrap(below) if isinstance(value, BatchTensor) and value.mapped else value.level.adopt(below)
+    return (forward_ad.unpack_dual(value).primal if forward_level() >= 0 else value).detach()
+
+
+def _inverse_deviation(spread: Tensor, rstd: Tensor) -> Tensor:
+    """rstd as a function of `spread`, the mean square that it was computed from.
+
+    What a kernel saves has no derivative, and the epsilon it used is not passed on: it is the difference that is left.
+    """
+    epsilon = _constant(rstd).square().reciprocal() - _constant(spread)
+    return (spread + epsilon).rsqrt()
 
 
 # --- layer norm ------------------------------------------------------------------------------------------------------
@@ -50,32 +70,29 @@ def layer_norm(level, x, shape, weight, bias, eps):
 def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_mask):
     """grad, x [B, *S, *shape], mean, rstd [B, *S, 1...] -> gradients in x, weight [B, *shape] and bias [B, *shape]"""
     grad, x, mean, rstd = (level.expanded(t) for t in (grad, x, mean, rstd))
+    inner = list(range(grad.dim() - len(shape), grad.dim()))
     outer = list(range(1, grad.dim() - len(shape)))
+    scaled = _scaled(level, grad, weight, None) if level.mapped(weight) else grad
+    scale = None if level.mapped(weight) else weight
+    tracked = _tracked(grad, x, scaled, scale)
+    if tracked:
+        mean = x.mean(inner, keepdim=True)
+        rstd = _inverse_deviation((x - mean).square().mean(inner, keepdim=True), rstd)
+    wants_weight = output_mask[1] and weight is not None
+    unit = (x - mean) * rstd if tracked or wants_weight else None
     grad_x = grad_weight = grad_bias = None
-    if output_mask[0]:
-        scale, slopes = weight, grad
-        if level.mapped(weight):
-            scale, slopes = None, _scaled(level, grad, weight, None)
-        parts = aten.native_layer_norm_backward(
-            slopes,
-            x,
-            shape,
-            mean,
-            rstd,
-            scale,
-            level.physical(bias) if scale is not None else None,
-            [True, False, False],
-        )
-        grad_x = parts[0]
-    if output_mask[1] and weight is not None:
-        grad_weight = grad * (x - mean) * rstd
-        grad_weight = grad_weight.sum(outer) if outer else grad_weight
+    if output_mask[0] and tracked:
+        slopes = scaled if scale is None else scaled * scale
+        centred = slopes - slopes.mean(inner, keepdim=True) - unit * (slopes * unit).mean(inner, keepdim=True)
+        grad_x = centred * rstd
+    elif output_mask[0]:
+        saved = mean.contiguous(), rstd.contiguous()  # the kernel reads them by pointer
+        grad_x, _, _ = aten.native_layer_norm_backward(scaled, x, shape, *saved, scale, None, [True, False, False])
+    if wants_weight:
+        grad_weight = (grad * unit).sum(outer) if outer else grad * unit
     if output_mask[2] and bias is not None:
         grad_bias = grad.sum(outer) if outer else grad.clone()
     return grad_x, grad_weight, grad_bias
-
-
-# --- root mean square norm -------------------------------------------------------------------------------------------
 
 
 @lane_rule(aten._fused_rms_norm_backward.default)
@@ -84,6 +101,8 @@ def rms_norm_backward(level, grad, x, shape, rstd, weight, output_mask):
     grad, x, rstd = (level.expanded(t) for t in (grad, x, rstd))
     inner = list(range(grad.dim() - len(shape), grad.dim()))
     outer = list(range(1, grad.dim() - len(shape)))
+    if _tracked(grad, x, None if weight is None else level.physical(weight)):
+        rstd = _inverse_deviation(x.square().mean(inner, keepdim=True), rstd)
     unit = x * rstd
     grad_x = grad_weight = None
     if output_mask[0]:
@@ -205,6 +224,13 @@ def _written_statistics(level: BatchLevel, x: Tensor, mean: Tensor | None, var: 
 def _batch_norm(level, op, x, weight, bias, mean, var, options, training):
     """One kernel: over the input alone, over `B * N` images, or over `B * C` channels."""
     lanes, statistics_vary = level.size, level.mapped(mean) or level.mapped(var)
+    if lanes == 0:
+        out = level.physical(x).new_empty(0, *x.shape)
+        return (
+            out,
+            *[out.new_empty(0, x.shape[1] if training else 0)] * 2,
+            *[out.new_empty(0, 0)] * (len(op._schema.returns) - 3),
+        )
     given = [] if mean is None and op is aten._native_batch_norm_legit.no_stats else [mean, var]
     if not level.mapped(x) and not statistics_vary:
         out, *saved = op(x, None, None, *given, *options)
@@ -222,7 +248,7 @@ def _batch_norm(level, op, x, weight, bias, mean, var, options, training):
         for statistic, written in zip(given, statistics, strict=True):
             if statistic is not None and not statistic.value.is_contiguous():
                 statistic.value.copy_(written.view(statistic.value.shape))
-    saved = [t.reshape(lanes, t.numel() // lanes if lanes else 0) for t in saved]
+    saved = [t.reshape(lanes, t.numel() // lanes) for t in saved]
     return (_out_of_channels(level, out, x), *saved)
 
 
@@ -230,7 +256,9 @@ def _scaled_channels(level, out, weight, bias):
     """out [B, N, C, *sp] * weight + bias"""
     ones = [1] * (out.dim() - 3)
     weight, bias = (
-        None if t is None else (t.value.reshape(level.size, 1, -1, *ones) if level.mapped(t) else t.reshape(-1, *ones))
+        None
+        if t is None
+        else (t.value.reshape(level.size, 1, t.shape[0], *ones) if level.mapped(t) else t.reshape(-1, *ones))
         for t in (weight, bias)
     )
     out = out if weight is None else out * weight
@@ -268,11 +296,15 @@ _batch_norm_rule(aten._batch_norm_no_update.default, lambda mean, var, *o: (mean
 @lane_rule(aten.native_batch_norm_backward.default)
 def batch_norm_backward(level, grad, x, weight, mean, var, save_mean, save_invstd, train, eps, output_mask):
     """grad, x [B, N, C, *sp] -> gradients in x, weight [B, C] and bias [B, C]"""
+    shape = (level.size, x.shape[1])
+    if level.size == 0:
+        blank = level.physical(x).new_empty
+        sizes = ((0, *x.shape), shape, shape)
+        return tuple(blank(size) if wanted else None for size, wanted in zip(sizes, output_mask, strict=True))
     statistics = [_affine(level, t) for t in (weight, mean, var, save_mean, save_invstd)]
     grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
         _into_channels(level, grad), _into_channels(level, x), *statistics, train, eps, output_mask
     )
-    shape = (level.size, x.shape[1])
     return (
         _out_of_channels(level, grad_x, x) if output_mask[0] else None,
         grad_weight.view(shape) if output_mask[1] else None,
@@ -297,3 +329,22 @@ decompose(
         grad, x, weight, mean, var, save_mean, save_var, True, eps, [True, True, True]
     ),
 )
+
+
+# --- weight norm ---------------------------------------------------------------------------------------------------
+
+
+def _weight_norm(v, g, dim=0):
+    """v [n, *S], g [n, 1...] (or the last dim) -> g v / |v| and |v|"""
+    norms = torch.norm_except_dim(v, 2, dim)
+    return v * (g / norms), norms
+
+
+def _weight_norm_backward(grad, v, g, norms, dim):
+    """-> gradients in v and g"""
+    along = (grad * v).sum([axis for axis in range(v.dim()) if norms.shape[axis] == 1 != v.shape[axis]], keepdim=True)
+    return (g / norms) * (grad - v * (along / norms.square())), along / norms
+
+
+decompose(aten._weight_norm_interface.default, _weight_norm)
+decompose(aten._weight_norm_interface_backward.default, _weight_norm_backward)

@@ -1,0 +1,104 @@
+"""Attention and the fused layers built on it, against the loop."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lanewise import vmap
+from tests.oracles import assert_same
+from tests.rules.lanes import bools, check, normal
+
+attend = F.scaled_dot_product_attention
+aten = torch.ops.aten
+
+
+def mask_of(*shape):
+    """True somewhere in each row."""
+    return lambda g: bools(*shape)(g) | torch.eye(shape[-2], shape[-1], dtype=torch.bool)
+
+
+CASES = {
+    "3-dim": (attend, normal(2, 3, 4), normal(2, 5, 4), normal(2, 5, 4)),
+    "4-dim": (attend, normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
+    "4-dim one image": (attend, normal(1, 2, 3, 4), normal(1, 2, 5, 4), normal(1, 2, 5, 4)),
+    "causal": (lambda q: attend(q, q, q, is_causal=True), normal(1, 2, 4, 4)),
+    "causal 3-dim": (lambda q: attend(q, q, q, is_causal=True, scale=0.3), normal(2, 4, 4)),
+    "scale": (lambda q, k: attend(q, k, k, scale=0.7), normal(2, 1, 3, 4), normal(2, 1, 3, 4)),
+    "mask": (lambda q, m: attend(q, q, q, m), normal(1, 2, 3, 4), mask_of(3, 3)),
+    "mask 4-dim": (lambda q, m: attend(q, q, q, m), normal(2, 2, 3, 4), mask_of(2, 2, 3, 3)),
+    "mask broadcast": (lambda q, m: attend(q, q, q, m), normal(2, 2, 3, 4), mask_of(1, 1, 3, 3)),
+    "mask added": (lambda q, m: attend(q, q, q, m.detach()), normal(2, 2, 3, 4), normal(3, 3)),
+    "math": (lambda q, k, v: aten._scaled_dot_product_attention_math(q, k, v)[0], *[normal(2, 3, 4)] * 3),
+    "safe_softmax": (lambda x: torch._safe_softmax(x, -1), normal(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_the_loop(name):
+    f, *makers = CASES[name]
+    check(f, *makers)
+
+
+def test_gradient_of_the_per_sample_gradient():
+    def slope(q):
+        with torch.enable_grad():
+            q = q.view_as(q).requires_grad_()
+            return torch.autograd.grad(attend(q, q, 2 * q, is_causal=True).pow(3).sum(), q, create_graph=True)[0]
+
+    def slope_by_formula(q):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            q = q.view_as(q).requires_grad_()
+            return torch.autograd.grad(attend(q, q, 2 * q, is_causal=True).pow(3).sum(), q, create_graph=True)[0]
+
+    q = torch.randn(3, 1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    got = torch.autograd.grad(vmap(slope)(q).square().sum(), q)
+    want = torch.autograd.grad(sum(slope_by_formula(lane).square().sum() for lane in q), q)
+    assert_same(got, want)
+
+
+def test_choice_of_kernel():
+    flash, math = (
+        int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value),
+        int(torch.nn.attention.SDPBackend.MATH.value),
+    )
+    choices = []
+
+    def f(q):
+        choices.append(torch._fused_sdp_choice(q[None], q[None], q[None]))
+        choices.append(torch._fused_sdp_choice(q, q, q))
+        choices.append(torch._fused_sdp_choice(q[None], q[None], q[None], dropout_p=0.5))
+        return q
+
+    vmap(f)(torch.randn(3, 2, 4, 8))
+    assert choices == [flash, math, math]
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_encoder_layer(norm_first, train):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=norm_first).double()
+    layer.train(train)
+    x = torch.randn(3, 2, 4, 8, dtype=torch.float64)
+    with torch.set_grad_enabled(train):
+        for shape in (x, x[:, 0]):
+            assert_same(vmap(layer)(shape).detach(), torch.stack([layer(lane) for lane in shape]).detach())
+
+
+@pytest.mark.parametrize("need_weights, average", [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("masked", [None, "attn_mask", "key_padding_mask"])
+def test_multi_head_attention(need_weights, average, masked):
+    module = torch.nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    x = torch.randn(3, 2, 4, 8, dtype=torch.float64)
+    masks = {}
+    if masked:
+        masks[masked] = torch.zeros((4, 4) if masked == "attn_mask" else (2, 4), dtype=torch.bool)
+        masks[masked][..., -1] = True
+
+    def f(x):
+        out, weights = module(x, x, x, need_weights=need_weights, average_attn_weights=average, **masks)
+        return (out, weights) if need_weights else out
+
+    with torch.no_grad():
+        rows = [f(lane) for lane in x]
+        want = tuple(map(torch.stack, zip(*rows, strict=True))) if need_weights else torch.stack(rows)
+        assert_same(vmap(f)(x), want)

@@ -1,0 +1,74 @@
+"""Embedding tables and bags against the loop."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lanewise import vmap
+from tests.oracles import assert_same
+from tests.rules.lanes import check, ints, normal
+
+
+def bag(**options):
+    def f(w, i, *weights):
+        more = {"per_sample_weights": weights[0]} if weights else {}
+        return F.embedding_bag(i, w, torch.tensor([0, 2, 2]), **more, **options)
+
+    return f
+
+
+def bag_offsets(i, o, w, **options):
+    return F.embedding_bag(i, w, o.sort()[0] * torch.tensor([0, 1, 1]), **options)
+
+
+CASES = {
+    "plain": (lambda w, i: F.embedding(i, w), normal(5, 3), ints(0, 5, 4)),
+    "grid": (lambda w, i: F.embedding(i, w), normal(5, 3), ints(0, 5, 2, 3)),
+    "one index": (lambda w, i: F.embedding(i, w), normal(5, 3), ints(0, 5)),
+    "padding": (lambda w, i: F.embedding(i, w, padding_idx=1), normal(3, 2), ints(0, 3, 6)),
+    "frequencies": (lambda w, i: F.embedding(i, w, scale_grad_by_freq=True), normal(3, 2), ints(0, 3, 6)),
+    "both": (lambda w, i: F.embedding(i, w, 0, scale_grad_by_freq=True), normal(3, 2), ints(0, 3, 2, 3)),
+    "max_norm": (lambda w, i: F.embedding(i, w.clone(), max_norm=0.5), normal(5, 3), ints(0, 5, 4)),
+    "bag sum": (bag(mode="sum"), normal(5, 3), ints(0, 5, 6)),
+    "bag mean": (bag(mode="mean"), normal(5, 3), ints(0, 5, 6)),
+    "bag max": (bag(mode="max"), normal(5, 3), ints(0, 5, 6)),
+    "bag sum padding": (bag(mode="sum", padding_idx=1), normal(3, 2), ints(0, 3, 6)),
+    "bag mean padding": (bag(mode="mean", padding_idx=1), normal(3, 2), ints(0, 3, 6)),
+    "bag max padding": (bag(mode="max", padding_idx=1), normal(3, 2), ints(0, 3, 6)),
+    "bag last offset": (bag(mode="mean", include_last_offset=True), normal(5, 3), ints(0, 5, 2)),
+    "bag weights": (bag(mode="sum"), normal(5, 3), ints(0, 5, 6), normal(6)),
+    "bag weights padding": (bag(mode="sum", padding_idx=1), normal(3, 2), ints(0, 3, 6), normal(6)),
+    "bag offsets": (
+        lambda w, i, o: bag_offsets(i, o, w, mode="mean"),
+        normal(5, 3),
+        ints(0, 5, 6),
+        ints(0, 6, 3),
+    ),
+    "bag grid": (lambda w, i: F.embedding_bag(i, w, mode="sum"), normal(5, 3), ints(0, 5, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_the_loop(name):
+    f, *makers = CASES[name]
+    check(f, *makers)
+
+
+def test_table_of_each_lane_is_shortened_in_place():
+    table = torch.randn(3, 5, 2).mul_(3)
+    rows = table.clone()
+    index = torch.tensor([0, 3])
+    vmap(lambda w: F.embedding(index, w, max_norm=1.0))(table)
+    for row in rows:
+        F.embedding(index, row, max_norm=1.0)
+    assert_same(table, rows)
+
+
+def test_bags_with_indices_past_the_last_offset():
+    weight, index = torch.randn(5, 2), torch.randint(0, 5, (3, 6))
+    offsets = torch.tensor([0, 2, 5])
+
+    def f(i):
+        return F.embedding_bag(i, weight, offsets, mode="sum", include_last_offset=True)
+
+    assert_same(vmap(f)(index), torch.stack([f(i) for i in index]))
