@@ -88,7 +88,7 @@ def addmm(level, c, a, b, *, beta=1, alpha=1):
         return flat.view(lanes, rows, b.shape[1])
     bias = level.physical(c)
     if level.mapped(c) and c.dim() < 2:
-        bias = bias.reshape(level.size, 1, -1)
+        bias = bias.reshape(level.size, *([1] * (2 - c.dim())), *c.shape)
     return torch.baddbmm(bias, level.expanded(a), level.expanded(b), beta=beta, alpha=alpha)
 
 
