@@ -50,8 +50,18 @@ def every_layout(lane: tuple[torch.Tensor, ...]) -> Iterator[Layout]:
     yield Layout(tuple(t.dim() for t in lane), 0)
 
 
-def check(f: Callable, *makers: Maker, grad: bool = True, nested: bool = True, empty: bool = True) -> None:
-    """Values (and gradients of float arguments) of `f` under vmap as in a loop; `empty`: also with no lanes."""
+def check(
+    f: Callable,
+    *makers: Maker,
+    grad: bool = True,
+    nested: bool = True,
+    empty: bool = True,
+    fixed: tuple[int, ...] = (),
+) -> None:
+    """Values (and gradients of float arguments that are not `fixed`) of `f` under vmap as in a loop.
+
+    `empty`: also with no lanes; `nested`: also two deep.
+    """
     lanes = draw(makers)
     for layout in every_layout(lanes[0]):
         if not layout.lanes and not empty:
@@ -59,15 +69,15 @@ def check(f: Callable, *makers: Maker, grad: bool = True, nested: bool = True, e
         try:
             _values(f, lanes, layout)
             if grad and layout.lanes:
-                _outside(f, lanes, layout)
-                _inside(f, lanes, layout)
+                _outside(f, lanes, layout, fixed)
+                _inside(f, lanes, layout, fixed)
         except Exception as error:
             raise AssertionError(f"{layout}: {type(error).__name__}: {error}") from error
     if nested:
         for which in itertools.islice(itertools.product("bio", repeat=len(makers)), 27):
             if ("b" in which) or ("i" in which and "o" in which):
                 try:
-                    _nested(f, lanes, "".join(which), grad)
+                    _nested(f, lanes, "".join(which), grad, fixed)
                 except Exception as error:
                     raise AssertionError(f"nested {which}: {type(error).__name__}: {error}") from error
 
@@ -91,37 +101,35 @@ def _loss(out):
     return total
 
 
-def _gradients(f, args):
-    leaves = [a.detach().clone().requires_grad_() if _is_float(a) else a for a in args]
-    wanted = [leaf for leaf in leaves if _is_float(leaf)]
+def _gradients(f, args, fixed, leaf=lambda t: t.detach().clone().requires_grad_()):
+    on = [_is_float(a) and k not in fixed for k, a in enumerate(args)]
+    leaves = [leaf(a) if yes else a for a, yes in zip(args, on, strict=True)]
+    wanted = [a for a, yes in zip(leaves, on, strict=True) if yes]
     total = _loss(f(*leaves))
     if not wanted or not total.requires_grad:
         return ()
     return torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
 
 
-def _outside(f, lanes, layout):
-    got = _gradients(vmap(f, in_dims=layout.in_dims), pack(lanes, layout))
-    want = _gradients(loop_vmap(f, layout.in_dims, lane=lanes[0]), pack(lanes, layout))
+def _outside(f, lanes, layout, fixed):
+    got = _gradients(vmap(f, in_dims=layout.in_dims), pack(lanes, layout), fixed)
+    want = _gradients(loop_vmap(f, layout.in_dims, lane=lanes[0]), pack(lanes, layout), fixed)
     assert_same(got, want)
 
 
-def _inside(f, lanes, layout):
-    if not _gradients(f, lanes[0]):
+def _inside(f, lanes, layout, fixed):
+    if not _gradients(f, lanes[0], fixed):
         return
 
     def inner(*args):
         with torch.enable_grad():
-            leaves = [a.view_as(a).requires_grad_() if _is_float(a) else a for a in args]
-            total = _loss(f(*leaves))
-            wanted = [leaf for leaf in leaves if _is_float(leaf)]
-            return torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+            return _gradients(f, args, fixed, lambda t: t.view_as(t).requires_grad_())
 
     want = loop_vmap(inner, layout.in_dims)(*pack(lanes, layout))
     assert_same(vmap(inner, in_dims=layout.in_dims)(*pack(lanes, layout)), want)
 
 
-def _nested(f, lanes, which, grad):
+def _nested(f, lanes, which, grad, fixed):
     """Outer 3 lanes, inner 2: each argument mapped by both (b), the inner alone (i) or the outer alone (o)."""
     args = []
     for k, kind in enumerate(which):
@@ -136,4 +144,4 @@ def _nested(f, lanes, which, grad):
 
     assert_same(run(vmap)(*args), run(loop_vmap)(*args))
     if grad:
-        assert_same(_gradients(run(vmap), args), _gradients(run(loop_vmap), args))
+        assert_same(_gradients(run(vmap), args, fixed), _gradients(run(loop_vmap), args, fixed))

@@ -23,6 +23,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
+from lanewise._core.random import is_random
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
     dispatch_mode_count,
@@ -31,7 +32,7 @@ from lanewise._torch_compat import (
     make_wrapper,
 )
 from lanewise._torch_compat import forward_ad as _native
-from lanewise.errors import CapturedWriteError, RandomnessError, at_user_line
+from lanewise.errors import CapturedWriteError, at_user_line
 
 BATCH_RULES = RuleTable()
 
@@ -150,9 +151,7 @@ class BatchLevel(Level):
                 if not operand.mapped:
                     return self._interpret_uniform(rule, func, args, kwargs, operands)
                 operand = operand.value
-            if direct and (
-                operand.requires_grad or type(operand) is not Tensor or not operand.is_cpu or lazy(operand)
-            ):
+            if direct and (operand.requires_grad or type(operand) is not Tensor or not operand.is_cpu or lazy(operand)):
                 direct = False
         return self._run(rule, func, args, kwargs, direct)
 
@@ -194,8 +193,9 @@ class BatchLevel(Level):
         for operand in operands:
             if self.owns(operand):
                 sync(operand)  # type: ignore[arg-type]
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        if rule.mutates and (random or any(self.mapped(operand) for operand in operands)):
+        random = is_random(func)
+        own_draws = random and self.randomness == "different"
+        if rule.mutates and (own_draws or any(self.mapped(operand) for operand in operands)):
             for position, name in written_arguments(func):
                 map_tensors(lambda t: lift(t) if self.owns(t) else None, argument(args, kwargs, position, name))
         if rule.same_plane:
@@ -226,43 +226,9 @@ class BatchLevel(Level):
 
     def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
         """A tensor made inside the function from no lane values: uniform until a lane value is written into it."""
-        if torch.Tag.nondeterministic_seeded not in op.tags:
-            return map_tensors(self.adopt, self.below(lambda: op(*args, **kwargs)))
-        if op._schema.is_mutable:
-            return self._random_write(op, args, kwargs)
-        self.check_random(op)
-        if self.randomness == "same":
-            return map_tensors(self.adopt, self.below(lambda: op(*args, **kwargs)))
-        draws = self.below(lambda: [op(*args, **kwargs) for _ in range(self.total)])
-        if not draws:
-            return map_tensors(lambda t: self.wrap(t.new_empty((0, *t.shape))), self.below(lambda: op(*args, **kwargs)))
-        draws = draws[self.start : self.start + self.size]
-        if isinstance(draws[0], Tensor):
-            return self.wrap(self.below(torch.stack, draws))
-        return tuple(self.wrap(self.below(torch.stack, list(group))) for group in zip(*draws, strict=True))
-
-    def _random_write(self, op: Any, args: tuple, kwargs: dict) -> Any:
-        self.check_random(op)
-        if self.randomness == "different":
-            raise RandomnessError(
-                at_user_line(
-                    f"vmap: {op}: Cannot ask for different inplace randomness on an unbatched tensor: it was made "
-                    "outside the mapped function and has no lanes",
-                    "t = torch.empty_like(t)  # inside the function, then write the random numbers into it",
-                )
-            )
-        return self.below(lambda: op(*args, **kwargs))
-
-    def check_random(self, op: Any) -> None:
-        """Raise where `randomness="error"` forbids the operation."""
-        if self.randomness == "error":
-            raise RandomnessError(
-                at_user_line(
-                    f"vmap: called random operation while in randomness error mode: {op._schema.name}",
-                    'vmap(f, randomness="different")  # every lane draws its own numbers\n'
-                    'vmap(f, randomness="same")       # all lanes draw the same numbers',
-                )
-            )
+        if is_random(op):
+            return self._run(BATCH_RULES[op], op, args, kwargs, False)
+        return map_tensors(self.adopt, self.below(lambda: op(*args, **kwargs)))
 
 
 def _copy_for_lanes(value: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tensors made inside a transformed function: wrapped on the innermost plane, so that its values may be written to them.
+"""Tensors made inside a transformed function: wrapped on the innermost plane, so that its values may be written there.
 
 The kernels sit on a dispatch key that is switched on while a level is open, ahead of autograd. A backend kernel that
 calls a factory itself must get a plain tensor; such operations are shielded: the key is off while they run.
@@ -17,6 +17,7 @@ from lanewise._torch_compat import (
     FACTORY_KEY_NAME,
     FACTORY_KEY_SET,
     ExcludeDispatchKeyGuard,
+    current_graph_task_id,
     tls_is_excluded,
 )
 
@@ -29,22 +30,23 @@ _kernels = torch.library.Library("aten", "IMPL")
 def adopt_results_of(*ops: OpOverload) -> None:
     """Route these overloads through the innermost level while one is open."""
     for op in ops:
-        _route(op, _factory_kernel(op))
+        route(op, _factory_kernel(op))
 
 
 def adopt_copies_by(*ops: OpOverload) -> None:
     """The same for overloads that nearly every kernel calls: there view tracking is off, and the result stays plain."""
     for op in ops:
-        _route(op, _copy_kernel(op))
+        route(op, _copy_kernel(op))
 
 
 def keep_factories_plain_inside(*ops: OpOverload) -> None:
     """Shield these overloads, whose backend kernels call factories and read their memory."""
     for op in ops:
-        _route(op, _shield_kernel(op))
+        route(op, _shield_kernel(op))
 
 
-def _route(op: OpOverload, kernel: Any) -> None:
+def route(op: OpOverload, kernel: Any) -> None:
+    """Hand an overload to `kernel` while a level is open, whatever its operands."""
     if op in _hooked:
         raise ValueError(f"{op} is routed already")
     _hooked.add(op)
@@ -68,17 +70,20 @@ def _factory_kernel(op: OpOverload) -> Any:
 
 
 def _copy_kernel(op: OpOverload) -> Any:
-    empty_like = torch.ops.aten.empty_like.default
+    adopted = _factory_kernel(op)
 
     def copied(x: Tensor, **options: Any) -> Any:
-        inside_a_kernel = tls_is_excluded(ADINPLACE_OR_VIEW_KEY)
-        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-            level = current_level()
-            if inside_a_kernel or level is None or _on_plane(x, level):
+        if not isinstance(x, Tensor):
+            # A number that autograd keeps as a tensor comes to a Python kernel as the number.
+            with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
+                kind = torch.float64 if isinstance(x, float) else torch.complex128 if isinstance(x, complex) else None
+                return op(torch.tensor(x, dtype=kind), **options)
+        # What autograd itself copies (a tensor that an in-place operation overwrites, a gradient) must stay plain too.
+        tracked = x.requires_grad or current_graph_task_id() != -1
+        if tracked or tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
+            with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
                 return op(x, **options)
-            # Written on this plane, so that its autograd sees where the copy comes from.
-            non_blocking = options.pop("non_blocking", False)
-            return level.factory(empty_like, (x,), options).copy_(x, non_blocking)
+        return adopted(x, **options)
 
     return copied
 

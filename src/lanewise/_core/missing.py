@@ -1,6 +1,5 @@
 """What happens to an operation that has no rule: a twin, torch's own decomposition, or one call per lane."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -8,8 +7,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
+from lanewise._core.random import check_random, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
-from lanewise.errors import SlowPathWarning, TransformError, at_user_line
+from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 # How often each operation ran lane by lane; tests count on it.
 lane_loops: dict[str, int] = {}
@@ -82,21 +82,28 @@ def _from_twin(func: OpOverload) -> Rule | None:
     return Rule(func, write, "written twin", same_plane=True)
 
 
-def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
-    """One call per lane; results stacked. Right, slow, and said once per operation."""
+def warn_lane_loop(level: Any, func: OpOverload) -> None:
+    """Count an operation that runs once per lane, and warn of it the first time."""
     name = str(func)
     lane_loops[name] = lane_loops.get(name, 0) + 1
-    if func not in _warned:
-        _warned.add(func)
-        warnings.warn(
-            SlowPathWarning(
-                at_user_line(
-                    f"vmap: There is a performance drop because {name} has no batching rule: it runs once per lane "
-                    f"({level.size} calls, about 4 us each more than one batched call)"
-                )
-            ),
-            stacklevel=2,
+    if func in _warned:
+        return
+    _warned.add(func)
+    warn_at_user_line(
+        SlowPathWarning(
+            f"vmap: There is a performance drop because we have not yet implemented the batching rule for {name}: it "
+            f"runs once per lane ({level.size} calls, about 4 us each more than one batched call)"
         )
+    )
+
+
+def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """One call per lane; results stacked. Right, slow, and said once per operation."""
+    if is_random(func):
+        check_random(level, func)
+        if level.randomness == "same":
+            raise same_with_lanes(func)
+    warn_lane_loop(level, func)
     if level.size == 0:
         return _no_lanes(level, func, args, kwargs)
     outs = []

@@ -15,6 +15,7 @@ from lanewise._rules.batch import (  # noqa: F401
     norm,
     pointwise,
     pooling,
+    random,
     reductions,
     rnn,
     sampling,

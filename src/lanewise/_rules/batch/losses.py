@@ -45,11 +45,11 @@ def _elementwise(op):
         """input, target [B, *S] -> [B] or [B, *S]"""
         bound, rest = bind(op, args, kwargs)
         tensors = [arg for arg in bound if isinstance(arg, Tensor)]
+        full = (level.size, *torch.broadcast_shapes(*[t.shape for t in tensors]))
         align = aligner(level, tensors)
         reduction, bound[at] = bound[at], NONE
-        losses = op(*[align(arg) if isinstance(arg, Tensor) else arg for arg in bound], **rest)
-        if losses.shape[0] != level.size or losses.dim() == max(t.dim() for t in tensors):
-            losses = losses.expand(level.size, *losses.shape)
+        # Of one shape, because the formulas of the derivative do not broadcast.
+        losses = op(*[align(arg).expand(full) if isinstance(arg, Tensor) else arg for arg in bound], **rest)
         return reduced(losses, reduction)
 
 

@@ -1,0 +1,396 @@
+"""Random numbers: one draw for all lanes under randomness="same", one for each under "different".
+
+"same" draws what one example would draw. "different" draws for all lanes of the whole call, those of other chunks
+included, and takes its own: the numbers of a lane do not depend on how the lanes are split into chunks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from lanewise._core.batch import BATCH_RULES, BatchLevel, captured_write
+from lanewise._core.factories import adopt_results_of, route
+from lanewise._core.missing import warn_lane_loop
+from lanewise._core.plane import Plane, map_tensors
+from lanewise._core.random import check_random, same_with_lanes, unbatched_write
+from lanewise._core.rules import Rule
+from lanewise._rules.batch.families import bind, leading, pointwise
+from lanewise.errors import TransformError, at_user_line
+
+aten = torch.ops.aten
+
+
+def random_rule(*ops: OpOverload) -> Any:
+    """A rule by hand: `rule(level, op, *args, **kwargs)` on logical operands, returning tensors of the plane.
+
+    The operations are routed to it also where no operand has lanes.
+    """
+
+    def register(fn: Any) -> Any:
+        for op in ops:
+
+            def run(level: BatchLevel, args: tuple, kwargs: dict, op: OpOverload = op) -> Any:
+                check_random(level, op)
+                return fn(level, op, *args, **kwargs)
+
+            BATCH_RULES.add(op, Rule(op, run, "random", guarded=True, raw=True))
+        adopt_results_of(*ops)
+        return fn
+
+    return register
+
+
+def own(level: BatchLevel, draws: Any) -> Any:
+    """Draws of all lanes [total, *S] -> those of this chunk, on the plane"""
+    return map_tensors(lambda t: level.wrap(t.narrow(0, level.start, level.size)), draws)
+
+
+def blank(level: BatchLevel, x: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
+    """A tensor to draw into, [*lead, *S] for x [*S]. A plane below adopts zeros, which then may get lanes."""
+    make = torch.empty if level.parent is None else torch.zeros
+    return make((*lead, *x.shape), dtype=x.dtype, device=x.device)
+
+
+def for_all(level: BatchLevel, x: Any) -> Any:
+    """A parameter without lanes, [*S] -> [total, *S]"""
+    return map_tensors(lambda t: level.physical(t).expand(level.total, *t.shape), x)
+
+
+# --- numbers of a given shape ----------------------------------------------------------------------------------------
+
+
+@random_rule(
+    aten.normal.float_float,
+    aten.rand.default,
+    aten.rand.generator,
+    aten.randint.default,
+    aten.randint.generator,
+    aten.randint.low,
+    aten.randint.low_generator,
+    aten.randn.default,
+    aten.randn.generator,
+)
+def sized(level, op, *args, **options):
+    """size -> [B, *size]"""
+    if level.randomness == "same":
+        return level.adopt(op(*args, **options))
+    bound, rest = bind(op, args, options)
+    at = [arg.name for arg in op._schema.arguments].index("size")
+    bound[at] = [level.total, *bound[at]]
+    return own(level, op(*bound, **rest))
+
+
+@random_rule(aten.randperm.default, aten.randperm.generator)
+def randperm(level, op, n, *, generator=None, dtype=torch.int64, device=None, **options):
+    """-> [B, n], an order of n things in each lane"""
+    if level.randomness == "same":
+        if generator is not None:
+            options["generator"] = generator
+        return level.adopt(torch.randperm(n, dtype=dtype, device=device, **options))
+    keys = torch.rand((level.total, n), generator=generator, dtype=torch.float64, device=device)
+    return own(level, keys.argsort(1).to(dtype or torch.int64))
+
+
+@random_rule(
+    aten.cauchy.default,
+    aten.exponential.default,
+    aten.geometric.default,
+    aten.log_normal.default,
+    aten.normal_functional.default,
+    aten.rand_like.default,
+    aten.rand_like.generator,
+    aten.randint_like.default,
+    aten.randint_like.generator,
+    aten.randint_like.low_dtype,
+    aten.randint_like.low_generator_dtype,
+    aten.randn_like.default,
+    aten.randn_like.generator,
+    aten.random.default,
+    getattr(aten.random, "from"),
+    aten.random.to,
+    aten.uniform.default,
+    aten.bernoulli.p,
+)
+def like(level, op, x, *args, memory_format=None, **options):
+    """x [*S], of which only the shape matters -> [B, *S]"""
+    if level.randomness == "same":
+        return level.adopt(op(blank(level, x), *args, **options))
+    return own(level, op(blank(level, x, (level.total,)), *args, **options))
+
+
+@random_rule(
+    aten.bernoulli_.float,
+    aten.cauchy_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.log_normal_.default,
+    aten.normal_.default,
+    aten.random_.default,
+    getattr(aten.random_, "from"),
+    aten.random_.to,
+    aten.uniform_.default,
+)
+def fill(level, op, x, *args, **options):
+    """x [B, *S] <- random numbers"""
+    if not level.owns(x):
+        if level.randomness == "same":
+            return op(x, *args, **options)
+        raise unbatched_write(op, "self")
+    if level.randomness == "same":
+        x.value.copy_(op(blank(level, x), *args, **options))
+    elif level.total == level.size and x.value.is_contiguous() and not isinstance(x.value, Plane):
+        op(x.value, *args, **options)
+    else:
+        draws = op(blank(level, x, (level.total,)), *args, **options)
+        x.value.copy_(draws.narrow(0, level.start, level.size))
+    return x
+
+
+# --- numbers from parameters -----------------------------------------------------------------------------------------
+
+
+def standard(level: BatchLevel, draw: Any, shape: Any, like: Tensor, generator: Any) -> Tensor:
+    """Standard numbers [B, *shape] by torch.rand or torch.randn, or [*shape], the same for all lanes."""
+    lead = () if level.randomness == "same" else (level.total,)
+    out = draw((*lead, *shape), generator=generator, dtype=like.dtype, device=like.device)
+    return out.narrow(0, level.start, level.size) if lead else out
+
+
+@random_rule(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
+def normal(level, op, mean, std=1.0, *, generator=None):
+    """mean, std [B, *S], [*S] or numbers -> [B, *S]"""
+    given = [arg for arg in (mean, std) if isinstance(arg, Tensor)]
+    shape = torch.broadcast_shapes(*[arg.shape for arg in given])
+    numbers = standard(level, torch.randn, shape, given[0], generator)
+
+    def enter(arg: Any) -> Any:
+        if not isinstance(arg, Tensor):
+            return arg
+        below = level.physical(arg).detach()
+        if not level.mapped(arg):
+            return below
+        return below.reshape(level.size, *[1] * (len(shape) - arg.dim()), *arg.shape)
+
+    out = (numbers * enter(std) + enter(mean)).to(given[0].dtype)
+    lanes = level.randomness == "different" or any(level.mapped(arg) for arg in given)
+    return level.wrap(out) if lanes else level.adopt(out)
+
+
+@random_rule(aten.bernoulli.default)
+def bernoulli(level, op, p, *, generator=None):
+    """p [B, *S] or [*S] -> zeros and ones [B, *S]"""
+    if not level.mapped(p):
+        if level.randomness == "same":
+            return level.adopt(op(level.physical(p), generator=generator))
+        return own(level, op(for_all(level, p), generator=generator))
+    if level.randomness == "same":
+        raise same_with_lanes(op)
+    return level.wrap((standard(level, torch.rand, p.shape, p, generator) < p.value).to(p.dtype))
+
+
+@random_rule(aten.bernoulli.Tensor, aten.bernoulli_.Tensor)
+def bernoulli_by_tensor(level, op, x, p, *, generator=None):
+    """x [B, *S], of which only the shape matters, p [B, *P] or [*P] -> zeros and ones [B, *S]"""
+    writes = op._schema.is_mutable
+    if not level.owns(x) and writes:
+        if level.mapped(p):
+            raise captured_write(op, "self", x)
+        if level.randomness == "same":
+            return op(x, level.physical(p), generator=generator)
+        raise unbatched_write(op, "self")
+    if level.mapped(p) and level.randomness == "same":
+        raise same_with_lanes(op)
+    numbers = standard(level, torch.rand, x.shape, p, generator)
+    odds = level.physical(p)
+    if level.mapped(p):
+        odds = odds.reshape(level.size, *[1] * (x.dim() - p.dim()), *p.shape)
+    out = (numbers < odds).to(x.dtype)
+    if writes:
+        x.value.copy_(out)
+        return x
+    return level.wrap(out) if out.dim() > x.dim() else level.adopt(out)
+
+
+@random_rule(aten._sample_dirichlet.default, aten._standard_gamma.default, aten.binomial.default, aten.poisson.default)
+def sampled(level, op, *args, generator=None):
+    """Parameters [B, *S] or [*S] -> [B, *S], by methods that draw a number of numbers that depends on them."""
+    if args and isinstance(args[-1], torch.Generator):
+        *args, generator = args
+    if not any(level.mapped(arg) for arg in args):
+        if level.randomness == "same":
+            return level.adopt(op(*[level.physical(arg) for arg in args], generator))
+        return own(level, op(*[for_all(level, arg) for arg in args], generator))
+    if level.randomness == "same":
+        raise same_with_lanes(op)
+    values = [level.expanded(arg) for arg in args]
+    seeds = torch.randint(2**62, (level.total,), generator=generator)
+    if not level.size or any(isinstance(value, Plane) for value in (seeds, *values)):
+        return level.wrap(op(*values, generator))
+    warn_lane_loop(level, op)
+    rows = []
+    for lane, seed in enumerate(seeds.narrow(0, level.start, level.size).tolist()):
+        own_generator = torch.Generator(device=values[0].device).manual_seed(seed)
+        rows.append(op(*[value.select(0, lane) for value in values], own_generator))
+    return level.wrap(torch.stack(rows))
+
+
+pointwise(aten._standard_gamma_grad.default)
+leading(aten._dirichlet_grad.default)
+
+
+@random_rule(aten.multinomial.default)
+def multinomial(level, op, p, num_samples, replacement=False, *, generator=None):
+    """p [B, n] or [B, m, n], not normalised -> [B, (m,) num_samples]"""
+    if level.mapped(p):
+        if level.randomness == "same":
+            raise same_with_lanes(op)
+    elif level.randomness == "same":
+        return level.adopt(op(level.physical(p), num_samples, replacement, generator=generator))
+    odds = level.expanded(p).detach()
+    choices = _check_distribution(p, odds, num_samples, replacement)
+    if replacement:
+        steps = odds.cumsum(-1)
+        numbers = standard(level, torch.rand, (*p.shape[:-1], num_samples), odds, generator)
+        places = torch.searchsorted(steps / steps[..., -1:], numbers.contiguous(), right=True)
+        return level.wrap(places.clamp_max(choices - 1))
+    # The order of p / q, with q exponential, is that of draws without replacement.
+    waits = blank(level, p, (level.total,)).exponential_(generator=generator)
+    return level.wrap((odds / waits.narrow(0, level.start, level.size)).topk(num_samples, -1).indices)
+
+
+def _check_distribution(p: Tensor, odds: Tensor, num_samples: int, replacement: bool) -> int:
+    why = None
+    if p.dim() not in (1, 2):
+        why = "prob_dist must be 1 or 2 dim"
+    elif num_samples <= 0:
+        why = "cannot sample n_sample <= 0 samples"
+    elif not replacement and num_samples > p.shape[-1]:
+        why = "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+    elif type(odds) is Tensor and odds.device.type == "cpu" and odds.numel():
+        if not ((odds >= 0) & odds.isfinite()).all():
+            why = "probability tensor contains either `inf`, `nan` or element < 0"
+        elif not (odds.sum(-1) > 0).all():
+            why = "invalid multinomial distribution (sum of probabilities <= 0)"
+    if why is not None:
+        raise TransformError(at_user_line(f"vmap: multinomial: {why}"))
+    return p.shape[-1]
+
+
+# --- dropout ---------------------------------------------------------------------------------------------------------
+
+
+@random_rule(aten.native_dropout.default, aten._fused_dropout.default)
+def native_dropout(level, op, x, p, train=True, generator=None):
+    """x [B, *S] or [*S] -> x with elements dropped and the rest scaled up, and the mask of what is kept"""
+    keep = p if op is aten._fused_dropout.default else 1 - p
+    below = level.physical(x)
+    if train is False or keep == 1:
+        kept = torch.ones(below.shape, dtype=torch.bool, device=x.device)
+        return tuple((level.wrap if level.mapped(x) else level.adopt)(t) for t in (below.clone(), kept))
+    lead = () if level.randomness == "same" else (level.total,)
+    draws = blank(level, x, lead).bernoulli_(keep, generator=generator)
+    draws = draws.narrow(0, level.start, level.size) if lead else draws
+    out = below * draws * (1 / keep if keep else 0.0)
+    kept = draws.to(torch.bool) if op is aten.native_dropout.default else draws.to(torch.uint8)
+    put = level.wrap if lead or level.mapped(x) else level.adopt
+    return put(out), level.wrap(kept) if lead else level.adopt(kept)
+
+
+def _dropout(op: OpOverload) -> Any:
+    """Of torch's own compositions: they draw the mask in a tensor that no routing sees."""
+    name = op._schema.name
+    by_channel, keeps_moments, writes = "feature" in name, "alpha" in name, name.endswith("_")
+
+    def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+        if not 0 <= p <= 1:
+            raise TransformError(at_user_line(f"dropout probability has to be between 0 and 1, but got {p}"))
+        if not train or p == 0 or not x.numel():
+            return x
+        if by_channel and x.dim() < 2:
+            raise TransformError(at_user_line("Feature dropout requires at least 2 dimensions in the input"))
+        if p == 1:
+            return x.mul_(torch.zeros((), dtype=x.dtype, device=x.device)) if writes else x * 0.0
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if by_channel else x.shape
+        noise = torch.zeros(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+        if not keeps_moments:
+            noise = noise.div_(1 - p)
+            return x.mul_(noise) if writes else x * noise
+        saturation = 1.7580993408473766
+        scale = 1 / ((saturation * saturation * p + 1) * (1 - p)) ** 0.5
+        shift = (noise - 1) * (saturation * scale) + saturation * scale * p
+        noise = noise * scale
+        return x.mul_(noise).add_(shift) if writes else x * noise + shift
+
+    return dropout
+
+
+for _op in (
+    aten.alpha_dropout.default,
+    aten.alpha_dropout_.default,
+    aten.dropout.default,
+    aten.dropout_.default,
+    aten.feature_alpha_dropout.default,
+    aten.feature_alpha_dropout_.default,
+    aten.feature_dropout.default,
+    aten.feature_dropout_.default,
+):
+    route(_op, _dropout(_op))
+
+
+# --- randomised leaky relu -------------------------------------------------------------------------------------------
+
+
+def _slopes(level, x, noise, lower, upper, generator):
+    """Slopes where x is negative, ones elsewhere: [B, *S] or, if all lanes have the same, [*S]"""
+    lead = () if level.randomness == "same" else (level.total,)
+    draws = blank(level, x, lead).uniform_(lower, upper, generator=generator)
+    draws = draws.narrow(0, level.start, level.size) if lead else draws
+    return torch.where(level.physical(x) <= 0, draws, 1)
+
+
+@random_rule(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default, aten.rrelu_with_noise_functional.default)
+def rrelu_with_noise(level, op, x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
+    """x [B, *S], noise [B, *S] <- the slopes that were drawn -> [B, *S]"""
+    slopes = _slopes(level, x, noise, lower, upper, generator) if training else None
+    below = level.physical(x)
+    lanes = level.mapped(x) or (slopes is not None and slopes.dim() > x.dim())
+    out = below * slopes if slopes is not None else torch.nn.functional.leaky_relu(below, (lower + upper) / 2)
+    put = level.wrap if lanes else level.adopt
+    if op is aten.rrelu_with_noise_functional.default:
+        return put(out), put(slopes) if slopes is not None else noise
+    if slopes is not None:
+        _write(level, op, noise, slopes, lanes, "noise")
+    if op is aten.rrelu_with_noise_.default:
+        _write(level, op, x, out, lanes, "self")
+        return x
+    return put(out)
+
+
+def _write(level, op, target, value, lanes, name):
+    if not level.owns(target):
+        if lanes:
+            raise captured_write(op, name, target)
+        target.copy_(value)
+    else:
+        target.value.copy_(value)
+
+
+def _rrelu(x: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, generator: Any = None) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    slopes = torch.zeros_like(x).uniform_(lower, upper, generator=generator)
+    return torch.where(x <= 0, x * slopes, x)
+
+
+def _rrelu_(x: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, generator: Any = None) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu_(x, (lower + upper) / 2)
+    slopes = torch.zeros_like(x).uniform_(lower, upper, generator=generator)
+    return x.mul_(torch.where(x <= 0, slopes, 1))
+
+
+route(aten.rrelu.default, _rrelu)
+route(aten.rrelu_.default, _rrelu_)
+leading(aten.rrelu_with_noise_backward.default)

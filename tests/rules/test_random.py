@@ -1,0 +1,216 @@
+"""Random operations under each randomness, with mapped, captured and no operands, in chunks and nested."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lanewise import vmap
+
+LANES = 6
+
+
+def odds(*shape):
+    return torch.linspace(0.1, 0.9, torch.Size(shape).numel()).reshape(shape)
+
+
+# name -> (function of a lane x [4] in (0, 1), whether "same" is possible when x has lanes)
+DRAWS = {
+    "rand": (lambda x: torch.rand(3) + 0 * x.sum(), True),
+    "randn": (lambda x: torch.randn(3, 2) + 0 * x.sum(), True),
+    "randint": (lambda x: torch.randint(1, 9, (5,)) + 0 * x.sum(), True),
+    "randperm": (lambda x: torch.randperm(5) + 0 * x.sum(), True),
+    "normal sized": (lambda x: torch.normal(1.0, 2.0, (3,)) + 0 * x.sum(), True),
+    "rand_like": (lambda x: torch.rand_like(x), True),
+    "randn_like": (lambda x: torch.randn_like(x), True),
+    "randint_like": (lambda x: torch.randint_like(x, 3, 9), True),
+    "normal mean": (lambda x: torch.normal(x, 2.0), True),
+    "normal std": (lambda x: torch.normal(1.0, x), True),
+    "normal both": (lambda x: torch.normal(x, x[0]), True),
+    "uniform_": (lambda x: (0 * x).uniform_(1, 2), True),
+    "normal_": (lambda x: (0 * x).normal_(), True),
+    "exponential_": (lambda x: (0 * x).exponential_(2.0), True),
+    "cauchy_": (lambda x: (0 * x).cauchy_(), True),
+    "log_normal_": (lambda x: (0 * x).log_normal_(), True),
+    "geometric_": (lambda x: (0 * x).geometric_(0.3), True),
+    "random_": (lambda x: (0 * x).random_(3, 900), True),
+    "random_ all": (lambda x: (0 * x).random_(), True),
+    "bernoulli_": (lambda x: (0 * x.repeat(8)).bernoulli_(0.4), True),
+    "bernoulli_ by tensor": (lambda x: (0 * x.repeat(8)).bernoulli_(x.repeat(8)), False),
+    "bernoulli": (lambda x: torch.bernoulli(x.repeat(8)), False),
+    "bernoulli p": (lambda x: torch.bernoulli(x.repeat(8), 0.3), True),
+    "multinomial": (lambda x: torch.multinomial(x.repeat(6), 12), False),
+    "multinomial again": (lambda x: torch.multinomial(x, 20, True), False),
+    "poisson": (lambda x: torch.poisson(x * 30), False),
+    "binomial": (lambda x: torch.binomial(torch.full_like(x, 40.0), x), False),
+    "gamma": (lambda x: torch._standard_gamma(x), False),
+    "dirichlet": (lambda x: torch._sample_dirichlet(x), False),
+    "dropout": (lambda x: F.dropout(x.repeat(8), 0.4), True),
+    "dropout_": (lambda x: F.dropout(x.repeat(8), 0.4, inplace=True), True),
+    "native_dropout": (lambda x: torch.native_dropout(x.repeat(8), 0.4, True)[0], True),
+    "alpha_dropout": (lambda x: F.alpha_dropout(x.repeat(8), 0.4, True), True),
+    "feature_dropout": (lambda x: torch.feature_dropout(x.repeat(9, 8, 1), 0.4, True), True),
+    "rrelu": (lambda x: F.rrelu(-x, training=True), True),
+    "gumbel": (lambda x: F.gumbel_softmax(x), True),
+}
+CAPTURED = {name: f for name, (f, _) in DRAWS.items() if name != "gumbel"}
+pytestmark = pytest.mark.filterwarnings("ignore:vmap. There is a performance drop")
+
+
+def drawn(f, xs, **options):
+    torch.manual_seed(5)
+    return vmap(f, **options)(xs)
+
+
+def lanes_differ(out):
+    return all(not torch.equal(out[0], lane) for lane in out[1:])
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_error_is_the_default(name):
+    with pytest.raises(RuntimeError, match="called random operation while in randomness error mode") as caught:
+        vmap(DRAWS[name][0])(odds(LANES, 4))
+    assert 'randomness="different"' in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_different(name):
+    """Lanes differ, the shape is a lane's, and the numbers do not depend on the chunks or on where the lanes lie."""
+    f, _ = DRAWS[name]
+    xs = odds(LANES, 4)
+    out = drawn(f, xs, randomness="different")
+    torch.manual_seed(0)
+    assert out.shape[1:] == f(xs[0]).shape
+    assert out.dtype == f(xs[0]).dtype
+    assert lanes_differ(out)
+    for size in (1, 4, 6):
+        assert torch.equal(out, drawn(f, xs, randomness="different", chunk_size=size))
+    assert torch.equal(out, drawn(f, xs.t().contiguous(), randomness="different", in_dims=1))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_same(name):
+    """Every lane gets what an example alone would draw."""
+    f, possible = DRAWS[name]
+    xs = odds(LANES, 4)
+    if not possible:
+        with pytest.raises(RuntimeError, match="does not currently support same randomness with a batched tensor"):
+            vmap(f, randomness="same")(xs)
+        return
+    out = drawn(f, xs, randomness="same")
+    for x, lane in zip(xs, out, strict=True):
+        torch.manual_seed(5)
+        alone = f(x)
+        if name != "rrelu":  # torch draws only where x is negative, and in double
+            torch.testing.assert_close(lane, alone)
+    assert torch.equal(out, drawn(f, xs, randomness="same", chunk_size=4))
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured_operands(name):
+    """A random operation on tensors without lanes follows the mode too."""
+    x = odds(4)
+    f = CAPTURED[name]
+    carried = torch.zeros(LANES)
+    with pytest.raises(RuntimeError, match="called random operation while in randomness error mode"):
+        vmap(lambda z: f(x) + z)(carried)
+    same = drawn(lambda z: f(x) + z, carried, randomness="same")
+    assert all(torch.equal(same[0], lane) for lane in same)
+    torch.manual_seed(5)
+    if name != "rrelu":
+        torch.testing.assert_close(same[0], f(x).to(same.dtype))
+    if name.endswith("_") or name in ("random_ all", "bernoulli_ by tensor"):
+        # Here the target is made from captured tensors alone: torch.zeros_like makes one that has lanes.
+        return
+    different = drawn(lambda z: f(x) + z, carried, randomness="different")
+    assert lanes_differ(different)
+    assert torch.equal(different, drawn(lambda z: f(x) + z, carried, randomness="different", chunk_size=4))
+
+
+def test_plain_target():
+    x = torch.zeros(4)
+    with pytest.raises(RuntimeError, match="Cannot ask for different inplace randomness on an unbatched tensor"):
+        vmap(lambda z: x.uniform_() + z, randomness="different")(torch.zeros(3))
+    out = vmap(lambda z: torch.zeros_like(x).uniform_() + z, randomness="different")(torch.zeros(3))
+    assert lanes_differ(out)
+    vmap(lambda z: x.uniform_() + z, randomness="same")(torch.zeros(3))
+    assert x.any()
+
+
+@pytest.mark.parametrize("outer", ["different", "same"])
+@pytest.mark.parametrize("inner", ["different", "same"])
+@pytest.mark.parametrize("name", ["rand", "rand_like", "uniform_", "dropout", "bernoulli p", "normal mean", "randperm"])
+def test_nested(name, inner, outer):
+    f, _ = DRAWS[name]
+    # Lanes with equal values, so that only the draws can differ.
+    xs = odds(4).expand(3, 2, 4).contiguous()
+    torch.manual_seed(5)
+    out = vmap(vmap(f, randomness=inner), randomness=outer)(xs)
+    assert torch.equal(out[:, 0], out[:, 1]) == (inner == "same")
+    assert torch.equal(out[0], out[1]) == (outer == "same")
+
+
+def test_an_outer_level_forbids():
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        vmap(vmap(lambda x: x + torch.rand(2), randomness="different"))(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_generators(randomness):
+    """A generator of the user's is used, and the default one left alone."""
+    before = torch.get_rng_state()
+    xs = odds(3, 4)
+
+    def f(x, generator):
+        return (
+            torch.rand(2, generator=generator)
+            + torch.normal(x[:2], 1.0, generator=generator)
+            + x[:2].clone().uniform_(generator=generator)
+        )
+
+    runs = [
+        vmap(lambda x, g=torch.Generator().manual_seed(seed): f(x, g), randomness=randomness)(xs) for seed in (1, 1, 2)
+    ]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_moments():
+    """The draws of lanes with their own parameters have those parameters' moments."""
+    p = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])
+    again = drawn(lambda p: torch.multinomial(p, 4000, True), p, randomness="different")
+    counts = torch.stack([torch.bincount(lane, minlength=3) for lane in again]) / 4000
+    torch.testing.assert_close(counts, p, atol=0.03, rtol=0)
+    firsts = drawn(lambda p: torch.multinomial(p, 2), p.repeat(3000, 1), randomness="different")[:, 0]
+    share = torch.stack([torch.bincount(firsts[k::2], minlength=3) for k in range(2)]) / 3000
+    torch.testing.assert_close(share, p, atol=0.04, rtol=0)
+    bernoulli = drawn(lambda p: torch.bernoulli(p.expand(4000, 3)), p, randomness="different")
+    torch.testing.assert_close(bernoulli.mean(1), p, atol=0.03, rtol=0)
+    poisson = drawn(lambda p: torch.poisson(p.expand(4000, 3) * 5), p, randomness="different")
+    torch.testing.assert_close(poisson.mean(1), p * 5, atol=0.2, rtol=0)
+    orders = drawn(lambda z: torch.randperm(3) + 0 * z.long(), torch.zeros(3000), randomness="different")
+    torch.testing.assert_close(orders.double().mean(0), torch.ones(3, dtype=torch.float64), atol=0.06, rtol=0)
+
+
+def test_dropout_gradients():
+    xs = torch.randn(5, 40, requires_grad=True)
+    out = drawn(lambda x: F.dropout(x, 0.5), xs, randomness="different")
+    (grad,) = torch.autograd.grad(out.sum(), xs)
+    assert torch.equal(grad, torch.where(out == 0, 0.0, 2.0))
+    w = torch.ones(40, requires_grad=True)
+    out = drawn(lambda z: F.dropout(w, 0.5) + z, torch.zeros(5), randomness="different")
+    (grad,) = torch.autograd.grad(out.sum(), w)
+    torch.testing.assert_close(grad, out.sum(0).detach())
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.tensor([[0.5, -0.1]]), torch.tensor([[0.0, 0.0]]), torch.tensor([[0.5, float("nan")]])]
+)
+def test_no_distribution(bad):
+    with pytest.raises(RuntimeError, match="multinomial"):
+        vmap(lambda p: torch.multinomial(p, 1), randomness="different")(bad)
+
+
+def test_no_lanes():
+    for name, (f, _) in DRAWS.items():
+        out = vmap(f, randomness="different")(torch.zeros(0, 4))
+        assert out.shape[1:] == f(odds(4)).shape, name
