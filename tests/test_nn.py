@@ -389,6 +389,20 @@ def test_per_sample_gradients_are_those_of_a_loop():
             torch.testing.assert_close(grads[name][i], value.grad)
 
 
+def test_under_compile():
+    model = nn.Linear(3, 2)
+    params = {name: torch.randn_like(value) for name, value in model.named_parameters()}
+    before = state_of(model)
+
+    def rows(params, x):
+        return vmap(lambda x: functional_call(model, params, x))(x)
+
+    x = torch.randn(5, 3)
+    compiled = torch.compile(rows, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(params, x), nn.functional.linear(x, params["weight"], params["bias"]))
+    assert state_of(model) == before
+
+
 def with_frozen_part(frozen):
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     model[1].train(not frozen)

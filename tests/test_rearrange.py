@@ -88,6 +88,11 @@ def test_inside_transforms(in_dim):
     assert torch.equal(slope, weights.reshape(6, 3, 4).permute(1, 2, 0).expand(2, 3, 4, 6))
 
 
+def test_under_compile():
+    compiled = torch.compile(lambda x: rearrange(x, "b c h w -> (b h) (c w)"), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(IMAGES), IMAGES.permute(0, 2, 1, 3).reshape(8, 18))
+
+
 @pytest.mark.parametrize(
     ("pattern", "lengths", "phrase"),
     [

@@ -54,7 +54,9 @@ def rearrange(tensor: Tensor | Sequence[Tensor], pattern: str, **axes_lengths: i
             raise TypeError(f"rearrange axis lengths must be integers, got: {type(length)} for {name!r}")
         if length < 0:
             raise ArgumentError(f"rearrange: the length of axis {name!r} is negative: {length}")
-    left, right = _parse_pattern(pattern)
+    # The compiler warns of caches, and calls this once only.
+    parse = _parse_pattern.__wrapped__ if torch.compiler.is_compiling() else _parse_pattern
+    left, right = parse(pattern)
     unknown = sorted(axes_lengths.keys() - (set(_names(left)) - {_ELLIPSIS}))
     if unknown:
         raise ArgumentError(f"Identifiers not found in rearrange expression: {unknown}, in {pattern!r}")
@@ -68,7 +70,7 @@ def rearrange(tensor: Tensor | Sequence[Tensor], pattern: str, **axes_lengths: i
     names = [name for group in left_groups for name in group]
     split = tensor.reshape([lengths[name] for name in names])
     moved = split.permute([names.index(name) for group in right_groups for name in group])
-    return moved.reshape([math.prod(lengths[name] for name in group) for group in right_groups])
+    return moved.reshape([math.prod([lengths[name] for name in group]) for group in right_groups])
 
 
 @functools.lru_cache(256)
@@ -175,7 +177,7 @@ def _settle_lengths(group: tuple[str, ...], lengths: dict[str, int], dim: int, t
     size = tensor.shape[dim]
     where = f"axis {dim} of {list(tensor.shape)} in {pattern!r}"
     open_names = [name for name in group if name not in lengths]
-    known = math.prod(lengths[name] for name in group if name in lengths)
+    known = math.prod([lengths[name] for name in group if name in lengths])
     if len(open_names) > 1:
         raise ArgumentError(f"rearrange: cannot infer the lengths of {open_names} at once, {where}; give all but one")
     if open_names:
