@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch._decomp
+import torch._ops
 import torch.autograd.forward_ad
 import torch.autograd.function
 import torch.autograd.graph
@@ -18,6 +19,9 @@ import torch.utils._pytree
 
 # Flattening of containers. Also the registry where users' own containers are known; without it: optree or our own.
 pytree = torch.utils._pytree
+
+# The class of one overload of an operation, to check what is registered; `type(torch.ops.aten.add.Tensor)` otherwise.
+OpOverload = torch._ops.OpOverload
 
 # Makes the wrapper tensors of a plane. Documented for tensor subclasses, private in name; without it there is no engine.
 make_wrapper = torch.Tensor._make_wrapper_subclass

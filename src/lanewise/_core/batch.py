@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from lanewise._core.level import Level
 from lanewise._core.missing import find_rule
@@ -26,6 +25,7 @@ from lanewise._core.plane import (
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
+    OpOverload,
     dispatch_mode_count,
     forbid_data_pointer,
     is_any_autocast_enabled,

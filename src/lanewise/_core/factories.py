@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from lanewise._core.level import Level, current_level
 from lanewise._core.plane import Plane, tensors_of
@@ -17,6 +16,7 @@ from lanewise._torch_compat import (
     FACTORY_KEY_NAME,
     FACTORY_KEY_SET,
     ExcludeDispatchKeyGuard,
+    OpOverload,
     current_graph_task_id,
     tls_is_excluded,
 )

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
 from lanewise._core.random import check_random, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
+from lanewise._torch_compat import OpOverload
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 # How often each operation ran lane by lane; tests count on it.

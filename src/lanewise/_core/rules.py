@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tag
-from torch._ops import OpOverload
 
-from lanewise._torch_compat import has_kernel_for_key
+from lanewise._torch_compat import OpOverload, has_kernel_for_key
 
 
 class Rule:

@@ -95,7 +95,7 @@ def fused_choice(
     if not flash:
         return int(torch.nn.attention.SDPBackend.MATH.value)
     lane = [torch.empty(t.shape, dtype=t.dtype) for t in (query, key, value)]
-    return torch._fused_sdp_choice(*lane, None, dropout_p, is_causal, scale=scale)
+    return aten._fused_sdp_choice.default(*lane, None, dropout_p, is_causal, scale=scale)
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------

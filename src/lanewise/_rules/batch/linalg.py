@@ -183,7 +183,7 @@ def lstsq(level, a, b, rcond=None, *, driver=None):
 @lane_rule(aten._linalg_check_errors.default, raw=True)
 def check_errors(level, info, api_name, *, is_matrix):
     """info [B, *batch]; torch's message calls the lane a batch element"""
-    torch._linalg_check_errors(info.value.contiguous(), api_name, is_matrix=False)
+    aten._linalg_check_errors.default(info.value.contiguous(), api_name, is_matrix=False)
 
 
 @lane_rule(aten.linalg_cross.default)

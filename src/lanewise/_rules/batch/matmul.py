@@ -63,7 +63,7 @@ def trilinear(level, a, b, c, expand_a, expand_b, expand_c, sum_dims, unroll_dim
         for t, dims in zip(operands, (expand_a, expand_b, expand_c), strict=True)
     ]
     values = [level.physical(t) for t in operands]
-    return torch._trilinear(*values, *expand, [dim + 1 for dim in sum_dims], unroll_dim + 1)
+    return aten._trilinear.default(*values, *expand, [dim + 1 for dim in sum_dims], unroll_dim + 1)
 
 
 def scaled(x, factor):

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import map_tensors
 from lanewise._rules.batch.families import bind, lane_rule
+from lanewise._torch_compat import OpOverload
 
 aten = torch.ops.aten
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, captured_write
 from lanewise._core.factories import adopt_results_of, route
@@ -17,6 +16,7 @@ from lanewise._core.plane import Plane, map_tensors
 from lanewise._core.random import check_random, same_with_lanes, unbatched_write
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import bind, leading, pointwise
+from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten

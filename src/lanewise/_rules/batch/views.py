@@ -111,7 +111,7 @@ def conj(level, x):
 @lane_rule(aten._neg_view.default)
 def neg_view(level, x):
     """x [B, *S] -> its lazy negative"""
-    return torch._neg_view(x.value)
+    return aten._neg_view.default(x.value)
 
 
 @lane_rule(aten.view_as_real.default)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from lanewise._core.dual import JVP_RULES, DualLevel, lay_out
 from lanewise._core.native import differentiable, native_jvp, torch_formula
 from lanewise._core.plane import replace_tensors
 from lanewise._core.rules import Rule, overloads
+from lanewise._torch_compat import OpOverload
 
 
 def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags: bool) -> None:
