@@ -1,6 +1,8 @@
 """Composable function transforms for PyTorch: write a function for one example, run and differentiate it for all."""
 
+import lanewise._core.autograd
 import lanewise._core.function
+import lanewise._core.surface
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
 from lanewise import errors

@@ -76,6 +76,15 @@ is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 # What torch.autograd.grad calls after checking its arguments, which costs 10 us more than small backward passes.
 run_backward = torch.autograd.graph._engine_run_backward
 
+
+def enter_engine_through(run: Callable) -> None:
+    """Make torch.autograd enter its engine through `run`, which calls `run_backward`.
+
+    A gradient with lanes must not be put into the `.grad` of a tensor without. Without it: `.backward()` leaks there.
+    """
+    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+
+
 # True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
@@ -114,6 +123,11 @@ def forward_level() -> int:
     return forward_ad._current_level
 
 
+def saved_tensor_hooks() -> object:
+    """The saved-tensor hooks in force, None if there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
 # The base of every autograd.Function; its `setup_context` tells new-style Functions from old-style ones.
 single_level_setup_context = torch.autograd.function._SingleLevelFunction.setup_context
 
@@ -135,3 +149,8 @@ AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
     if hasattr(DispatchKey, f"Autocast{_name}"):
         AUTOCAST_KEYS = AUTOCAST_KEYS | DispatchKeySet(getattr(DispatchKey, f"Autocast{_name}"))
+
+
+def operator_names(prefix: str) -> list[str]:
+    """Names of all operators that begin with `prefix`. Without the listing: write out the families that it is used for."""
+    return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))

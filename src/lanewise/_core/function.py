@@ -17,7 +17,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.native import differentiable, double_reverse
-from lanewise._core.plane import Plane, escaped, lift, sync
+from lanewise._core.plane import Plane, escaped, lift, recorded, sync, tracked
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
     AnyFunction,
@@ -150,6 +150,9 @@ class UserCall(Call):
     def forward(self, args: tuple) -> tuple:
         ctx = Context()
         ctx.needs_input_grad = self.needs
+        for arg, needed in zip(args, self.needs, strict=True):
+            if needed and isinstance(arg, Plane) and not tracked(arg):
+                arg.requires_grad_()
         with (
             record_as_outside(never=True),
             on_plane(highest_level(args)),
@@ -301,7 +304,7 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         )
     if highest_level(args) is None or issubclass(cls, Node):
         return super(AnyFunction, cls).apply(*args, **kwargs)
-    call = UserCall(cls, kwargs, tuple([tracked_somewhere(arg) for arg in args]))
+    call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]))
     outs = carry_out(call, args)
     call.forget()
     return outs[0] if call.single else outs
@@ -554,7 +557,7 @@ class _NotTwice(Function):
 
 
 def _not_twice(result: Any, operands: list) -> Any:
-    if not is_grad_enabled() or not any(tracked_somewhere(operand) for operand in operands):
+    if not is_grad_enabled() or not any(isinstance(x, Tensor) and tracked(x) for x in operands):
         return result
     grads = result if isinstance(result, tuple) else (result,)
     return _NotTwice.apply(len(grads), *grads, *operands)
@@ -572,18 +575,9 @@ def highest_level(args: tuple) -> Any:
     return level
 
 
-def tracked_somewhere(value: Any) -> bool:
-    """Whether a tensor requires grad on its plane or on one below."""
-    while isinstance(value, Plane):
-        if value.requires_grad:
-            return True
-        value = value.value
-    return isinstance(value, Tensor) and value.requires_grad
-
-
 def records(args: tuple) -> bool:
     """Whether autograd records an application to these arguments on their plane."""
-    return is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    return is_grad_enabled() and any(isinstance(arg, Tensor) and recorded(arg) for arg in args)
 
 
 def is_new_style(cls: Any) -> bool:
@@ -669,7 +663,7 @@ def _copy(value: Any) -> Any:
 
 def _cut(value: Any) -> Any:
     """Without history on its own plane."""
-    if not isinstance(value, Tensor) or not value.requires_grad:
+    if not isinstance(value, Tensor) or not recorded(value):
         return value
     return value.level.alias(value) if isinstance(value, Plane) else value.detach()
 

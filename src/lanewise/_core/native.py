@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import pin_grad_mode
-from lanewise._core.plane import Plane, replace_tensors
+from lanewise._core.plane import Plane, recorded, replace_tensors
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forward_ad, forward_level, is_grad_enabled
 
@@ -81,46 +81,56 @@ def _forward(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any, sh
     below_args, below_kwargs = replace_tensors(enter, args, kwargs)
     out = func(*below_args, **below_kwargs)
     if isinstance(out, Tensor):
-        return tuple(forward_ad.unpack_dual(out, level=0))
-    unpacked = [forward_ad.unpack_dual(item, level=0) if isinstance(item, Tensor) else (item, None) for item in out]
+        return _leave(out)
+    unpacked = [_leave(item) if isinstance(item, Tensor) else (item, None) for item in out]
     primals = [primal for primal, _ in unpacked]
     return type(out)(primals) if type(out) in (list, tuple) else tuple(primals), [tangent for _, tangent in unpacked]
+
+
+def _leave(out: Tensor) -> tuple[Tensor, Tensor | None]:
+    primal, tangent = forward_ad.unpack_dual(out, level=0)
+    # A zero without memory cannot be written to.
+    return primal, None if tangent is not None and tangent._is_zerotensor() else tangent
 
 
 def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> tuple[Any, Any]:
     """Jv as the derivative, in u, of u -> J'u: works wherever the operation can be differentiated twice."""
     outer = is_grad_enabled()
+    kept = False  # Whether somebody differentiates the result on this plane.
     with torch.enable_grad():
         aliases: dict[int, tuple[Tensor, Tensor]] = {}
 
         def enter(tensor: Tensor) -> Tensor:
+            nonlocal kept
             x, t = primal(tensor), tangent(tensor)
+            kept = kept or recorded(x) or (t is not None and recorded(t))
             if t is None:
                 return x
             if id(tensor) not in aliases:
                 alias = x.view_as(x)
-                aliases[id(tensor)] = (alias if alias.requires_grad else alias.requires_grad_(), t)
+                aliases[id(tensor)] = (alias if recorded(alias) else alias.requires_grad_(), t)
             return aliases[id(tensor)][0]
 
         below_args, below_kwargs = replace_tensors(enter, args, kwargs)
+        kept = kept and outer
         inputs = [alias for alias, _ in aliases.values()]
         tangents = [t for _, t in aliases.values()]
         out = func(*below_args, **below_kwargs)
         leaves, spec = flatten(out)
-        live = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        live = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and recorded(leaf)]
         probes = [torch.zeros_like(leaves[i]).requires_grad_() for i in live]
         with pin_grad_mode(outer):
             pulled = torch.autograd.grad(
                 [leaves[i] for i in live], inputs, probes, create_graph=True, allow_unused=True
             )
-            used = [i for i, g in enumerate(pulled) if g is not None and g.requires_grad]
+            used = [i for i, g in enumerate(pulled) if g is not None and recorded(g)]
             pushed = torch.autograd.grad(
-                [pulled[i] for i in used], probes, [tangents[i] for i in used], create_graph=outer, allow_unused=True
+                [pulled[i] for i in used], probes, [tangents[i] for i in used], create_graph=kept, allow_unused=True
             )
     found: list[Tensor | None] = [None] * len(leaves)
     for i, pushed_tangent in zip(live, pushed, strict=True):
         found[i] = pushed_tangent
-    if not outer:
+    if not kept:
         leaves = [_cut(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     out = unflatten(leaves, spec)
     return out, (found[0] if isinstance(out, Tensor) else found)

@@ -1,5 +1,6 @@
 """What all wrappers share: the handler, lifting on write, and the meaning of a plane for `detach` and for printing."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lanewise._torch_compat import (
 from lanewise.errors import EscapedTensorError, at_user_line
 
 _NO_KWARGS: dict[str, Any] = {}
+_own_requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 class Plane(Tensor):
@@ -53,6 +55,21 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     if not level.alive and current_graph_task_id() == -1:
         raise escaped(level, func)
     return level.interpret(func, args, kwargs, operands)
+
+
+def recorded(tensor: Tensor) -> bool:
+    """Whether autograd records the tensor on its own plane. (`tensor.requires_grad` tells of the planes below too.)"""
+    return _own_requires_grad(tensor)
+
+
+def tracked(tensor: Any) -> bool:
+    """Whether a tensor is recorded on its plane or on one below, as a loop over the lanes would see it."""
+    while isinstance(tensor, Plane):
+        tangent = getattr(tensor, "tangent", None)
+        if _own_requires_grad(tensor) or (tangent is not None and tracked(tangent)):
+            return True
+        tensor = tensor.value
+    return tensor.requires_grad
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
@@ -163,6 +180,7 @@ def wrap_unlifted(level: Any, func: Any, args: tuple, kwargs: dict, out: Any) ->
     return out
 
 
+@cache
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an operation writes to."""
     return tuple(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.level import pin_grad_mode
-from lanewise._core.plane import Plane
+from lanewise._core.level import current_level, pin_grad_mode
+from lanewise._core.plane import Plane, recorded
 from lanewise._core.trees import LEAF, flatten, is_leaf, leaf_names, unflatten
 from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
 from lanewise._transforms.arguments import (
@@ -21,6 +21,7 @@ from lanewise._transforms.arguments import (
     select,
     split_aux,
 )
+from lanewise._transforms.compiling import is_compiling, traced
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -49,7 +50,12 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     """A fresh alias of `x` to differentiate with respect to. It keeps the history that `x` has outside."""
     if x.is_inference():
         x = x.clone()
-    if x.requires_grad:
+    here = current_level()
+    if here is not None and not here.owns(x):
+        # A leaf of this plane alone. Were the tensor of the plane below the leaf, all that is done with it would be
+        # recorded there as well.
+        return here.adopt(x if outer or not x.requires_grad else x.detach()).requires_grad_()
+    if recorded(x):
         return x.view_as(x) if outer else x.detach().requires_grad_()
     if type(x) is BatchTensor and x.mapped:
         return x.level.wrap(x.value).requires_grad_()
@@ -68,7 +74,7 @@ def pull_back(
     retain_graph: bool = False,
 ) -> list[Tensor]:
     """Gradients of `outputs` with respect to `inputs`; zeros where an input was not used."""
-    live = [i for i, out in enumerate(outputs) if out.requires_grad]
+    live = [i for i, out in enumerate(outputs) if recorded(out)]
     if not live:
         return [torch.zeros_like(x) for x in inputs]
     with pin_grad_mode(outer):
@@ -115,33 +121,96 @@ def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
 def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
     """The gradient of a scalar function.
 
-    >>> import torch
-    >>> grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
-    tensor([2., 4.])
+    Args:
+        func: A function with a real 0-dim tensor as its result, or `(result, aux)` if `has_aux`.
+        argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints. Each may be any
+            structure of floating-point or complex tensors.
+        has_aux: Whether `func` also returns something to hand through.
+
+    Returns:
+        A function of the same arguments that returns the gradient, in the structure of the argument (a tuple of them if
+        `argnums` is one), or `(gradient, aux)`. An input that was not used has a gradient of zeros.
+
+    Raises:
+        RuntimeError: The result is not a real scalar, or `argnums` does not fit.
+        ValueError: An argument to differentiate with respect to is no tensor.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import grad
+        >>> grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
+        tensor([2., 4.])
     """
 
     @functools.wraps(func)
     def gradient(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return traced("grad", func, argnums, has_aux)(*args, **kwargs)
         return differentiate("grad", func, argnums, has_aux, args, kwargs, want_value=False)
 
     return gradient
 
 
 def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
-    """The gradient of a scalar function and its value, gradient first."""
+    """The gradient of a scalar function and its value, gradient first.
+
+    Args:
+        func: A function with a real 0-dim tensor as its result, or `(result, aux)` if `has_aux`.
+        argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints. Each may be any
+            structure of floating-point or complex tensors.
+        has_aux: Whether `func` also returns something to hand through.
+
+    Returns:
+        A function that returns `(gradient, value)`, or `(gradient, (value, aux))`.
+
+    Raises:
+        RuntimeError: The result is not a real scalar, or `argnums` does not fit.
+        ValueError: An argument to differentiate with respect to is no tensor.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import grad_and_value
+        >>> grad_and_value(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
+        (tensor([2., 4.]), tensor(5.))
+    """
 
     @functools.wraps(func)
     def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return traced("grad_and_value", func, argnums, has_aux)(*args, **kwargs)
         return differentiate("grad_and_value", func, argnums, has_aux, args, kwargs, want_value=True)
 
     return gradient_and_value
 
 
 def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
-    """The value of a scalar function and its gradient, value first."""
+    """The value of a scalar function and its gradient, value first.
+
+    Args:
+        func: A function with a real 0-dim tensor as its result, or `(result, aux)` if `has_aux`.
+        argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints. Each may be any
+            structure of floating-point or complex tensors.
+        has_aux: Whether `func` also returns something to hand through.
+
+    Returns:
+        A function that returns `(value, gradient)`, or `((value, aux), gradient)`.
+
+    Raises:
+        RuntimeError: The result is not a real scalar, or `argnums` does not fit.
+        ValueError: An argument to differentiate with respect to is no tensor.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import value_and_grad
+        >>> value_and_grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
+        (tensor(5.), tensor([2., 4.]))
+    """
 
     @functools.wraps(func)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            grads, result = traced("grad_and_value", func, argnums, has_aux)(*args, **kwargs)
+            return result, grads
         grads, result = differentiate("value_and_grad", func, argnums, has_aux, args, kwargs, want_value=True)
         return result, grads
 
@@ -169,7 +238,7 @@ def differentiate(
             aux = untrack(aux, inputs, outer)
         if not want_value:
             return (result, aux) if has_aux else result
-        if value.requires_grad and not create_graph:
+        if recorded(value) and not create_graph:
             value = plane_detach(value)
         return result, ((value, aux) if has_aux else value)
 
@@ -197,7 +266,7 @@ def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
     leaves, spec = flatten(tree)
 
     def free(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+        if not isinstance(leaf, Tensor) or not recorded(leaf):
             return leaf
         if outer and needs_graph([leaf], inputs):
             return leaf
@@ -213,16 +282,39 @@ def plane_detach(x: Tensor) -> Tensor:
 
 def free_below(x: Tensor, inputs: list[Tensor]) -> Tensor:
     """A gradient on a plane above that of `inputs`, where nobody but them was recorded: without that history."""
-    if not isinstance(x, Plane) or x.requires_grad:
+    if not isinstance(x, Plane) or recorded(x):
         return x
     value = x.value
-    if value.requires_grad and not needs_graph([value], inputs):
+    if recorded(value) and not needs_graph([value], inputs):
         x.value = plane_detach(value)
     return x
 
 
 def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
-    """The value of `func` at `primals`, and the function that takes cotangents back to the primals."""
+    """The value of `func` at `primals`, and the function that takes cotangents back to the primals.
+
+    Args:
+        func: A function of tensors or structures of tensors, which returns such, or `(result, aux)` if `has_aux`.
+        *primals: The arguments, floating-point or complex tensors.
+        has_aux: Whether `func` also returns something to hand through.
+
+    Returns:
+        `(value, pull)`, or `(value, pull, aux)`. `pull(cotangents, retain_graph=True, create_graph=None)` takes a
+        cotangent in the structure and shapes of the value, and returns a tuple, one entry for each primal.
+
+    Raises:
+        RuntimeError: The value holds something that is no tensor, or a cotangent does not fit the value.
+        ValueError: A primal is no tensor.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import vjp
+        >>> value, pull = vjp(torch.mul, torch.tensor(3.0), torch.tensor(5.0))
+        >>> pull(torch.tensor(1.0))
+        (tensor(5.), tensor(3.))
+    """
+    if is_compiling():
+        return traced("vjp", func, *primals, has_aux=has_aux)
     with Recording() as recording:
         outer = recording.outer
         leaves, spec = flatten(primals)
@@ -246,7 +338,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
         with Recording() as inner:
             record = create_graph
             if record is None:
-                record = inner.outer and (any(ct.requires_grad for ct in ct_leaves) or needs_graph(outputs, inputs))
+                record = inner.outer and (any(recorded(ct) for ct in ct_leaves) or needs_graph(outputs, inputs))
             grads = pull_back(outputs, inputs, ct_leaves, inner.outer, create_graph=record, retain_graph=retain_graph)
             if create_graph is None:
                 grads = [free_below(g, inputs) for g in grads]

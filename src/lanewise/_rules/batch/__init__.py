@@ -5,6 +5,7 @@ from lanewise._rules.batch import (  # noqa: F401
     conv,
     datadependent,
     embedding,
+    engine,
     factories,
     fft,
     indexing,

@@ -2,6 +2,7 @@
 
 import torch
 
+from lanewise._core.autograd import cuts_all_planes
 from lanewise._core.batch import BatchLevel, refit_in_place
 from lanewise._rules.batch.families import along_dims, lane_rule, leading, shift_dims, sized
 
@@ -90,10 +91,11 @@ def alias(level, x):
     return x.value.view(x.value.shape)
 
 
-@lane_rule(aten.detach.default, raw=True)
+@lane_rule(aten.detach.default, raw=True, same_plane=True)
 def detach(level, x):
-    """Cuts this plane only: autograd takes saved tensors out through it, and the plane below must keep its history."""
-    return level.wrap(x.value) if x.mapped else level.adopt(x.value, None)
+    """Cuts this plane only where autograd itself asks, for tensors it saves; the user's `torch.detach` cuts all."""
+    value = x.value.detach() if cuts_all_planes() else x.value
+    return level.wrap(value) if x.mapped else level.adopt(value, (x, aten.detach.default, (), {}, None))
 
 
 @lane_rule(aten._make_dual.default, aten._fw_primal.default)

@@ -2,10 +2,10 @@
 
 import torch
 
+from lanewise._core.autograd import cuts_all_planes
 from lanewise._core.dual import DualLevel, lay_out
 from lanewise._core.plane import refit
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
-from lanewise._torch_compat import ADINPLACE_OR_VIEW_KEY, tls_is_excluded
 
 aten = torch.ops.aten
 
@@ -71,11 +71,8 @@ def to_copy(level, x, **options):
 
 @rule_on_plane(aten.detach.default)
 def detach(level: DualLevel, x):
-    """Autograd takes saved tensors out through it, and then the tangent stays; the user's own `detach` drops it.
-
-    The user's comes by way of autograd's kernel, which switches view tracking off.
-    """
-    if tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
+    """Autograd takes saved tensors out through it, and then the tangent stays; the user's own `detach` drops it."""
+    if cuts_all_planes():
         return level.adopt(level.below(torch.detach, x.value))
     return level.alias(x)
 

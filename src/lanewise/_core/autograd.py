@@ -1,0 +1,319 @@
+"""torch.autograd called inside a transformed function: where each gradient belongs.
+
+Autograd on a plane knows what was recorded there. A tensor of a plane below that all lanes share (a captured parameter)
+is on its graph too: `grad` gives it one gradient per lane, `.backward()` adds the sum over the lanes to its `.grad`, as
+a loop over the lanes would. A lane of a tensor that is only tracked outside is not: it is asked for below.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.level import current_level, on_plane, pin_grad_mode
+from lanewise._core.plane import Plane, escaped, recorded, tracked
+from lanewise._torch_compat import (
+    ADINPLACE_OR_VIEW_KEY,
+    FACTORY_KEY,
+    IncludeDispatchKeyGuard,
+    current_graph_task_id,
+    enter_engine_through,
+    is_grad_enabled,
+    run_backward,
+    saved_tensor_hooks,
+    tls_is_excluded,
+)
+from lanewise.errors import TransformError, at_user_line
+
+
+def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """What `torch.autograd.grad` and `backward` call: torch's engine, with a thought for the planes below."""
+    level = top_level(outputs)
+    if level is None:
+        return run_backward(outputs, cotangents, *args, **kwargs)
+    if not level.alive and current_graph_task_id() == -1:
+        raise escaped(level, "backward")
+    retain_graph, create_graph, inputs = args[:3]
+    if kwargs.get("accumulate_grad"):
+        if inputs:
+            return _with_lane_sums(level, outputs, cotangents, args, kwargs)
+        return _accumulate(level, outputs, cotangents, args, kwargs)
+    if not inputs or all(recorded(x) or not tracked(x) for x in inputs if isinstance(x, Tensor)):
+        return run_backward(outputs, cotangents, *args, **kwargs)
+    return _gradients(level, outputs, cotangents, retain_graph, create_graph, inputs, args[3:], kwargs)
+
+
+# --- backward --------------------------------------------------------------------------------------------------------
+
+
+def _accumulate(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+    """`.grad` of every leaf, on this plane by its own graph, on planes below by theirs."""
+    retain_graph, create_graph = args[:2]
+    pairs = _pairs_below(level, outputs, cotangents)
+    if not pairs:
+        return _with_lane_sums(level, outputs, cotangents, args, kwargs)
+    below = frozenset([id(node.variable) for node in leaf_nodes([out for out, _ in pairs])])
+    leaves = [node.variable for node in leaf_nodes(outputs)]
+    here = tuple([leaf for leaf in leaves if id(leaf) not in below])
+    if here:
+        _with_lane_sums(level, outputs, cotangents, (retain_graph, create_graph, here, *args[3:]), kwargs)
+    elif Retained.any and leaves:
+        outs, cots = _recorded_only(level, outputs, cotangents)
+        run_backward(outs, cots, True, create_graph, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+    return level.below(
+        torch.autograd.backward, [out for out, _ in pairs], [cot for _, cot in pairs], retain_graph, create_graph
+    )
+
+
+class Retained:
+    """Whether `retain_grad` was ever called on a wrapper; if not, a graph without leaves of its own need not run."""
+
+    any = False
+
+
+def _with_lane_sums(
+    level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], args: tuple, kwargs: dict
+) -> Any:
+    """Run the graph of this plane; leaves of planes below get the sum over the lanes."""
+    handles = [
+        node.register_prehook(_before_leaf(node.variable))
+        for node in leaf_nodes(outputs)
+        if order(node.variable) < level.order
+    ]
+    try:
+        outputs, cotangents = _recorded_only(level, outputs, cotangents)
+        return run_backward(outputs, cotangents, *args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _before_leaf(variable: Tensor) -> Any:
+    place = order(variable)
+
+    def prehook(grads: tuple) -> tuple:
+        return tuple([None if grad is None else reduce_to_plane(grad, place) for grad in grads])
+
+    return prehook
+
+
+def reduce_to_plane(grad: Tensor, place: int) -> Tensor:
+    """A gradient summed over the lanes of all planes above `place`."""
+    while order(grad) > place:
+        assert isinstance(grad, Plane)
+        level = grad.level
+        if not isinstance(level, BatchLevel):
+            grad = level.primal(grad)
+        elif level.mapped(grad):
+            grad = level.below(torch.sum, grad.value, 0)
+        else:
+            grad = level.below(torch.mul, grad.value, level.size)
+    return grad
+
+
+def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
+    """The nodes of the graph that add to the `.grad` of a leaf."""
+    found = []
+    stack = [_node(out) for out in outputs if not isinstance(out, Tensor) or recorded(out)]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "variable"):
+            found.append(node)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return found
+
+
+def _node(out: Any) -> Any:
+    return torch.autograd.graph.get_gradient_edge(out).node if isinstance(out, Tensor) else out.node
+
+
+# --- gradients in tensors that are tracked below only ------------------------------------------------------------------
+
+
+def _gradients(
+    level: Any,
+    outputs: Sequence[Any],
+    cotangents: Sequence[Any],
+    retain_graph: Any,
+    create_graph: bool,
+    inputs: Sequence[Any],
+    rest: tuple,
+    kwargs: dict,
+) -> tuple:
+    """Each lane depends on its own lane of a mapped input only, so the plane below has the same gradients."""
+    late = [i for i, x in enumerate(inputs) if isinstance(x, Plane) and not recorded(x) and tracked(x)]
+    pairs = _pairs_below(level, outputs, cotangents)
+    if not pairs or not all(isinstance(level, BatchLevel) and level.mapped(inputs[i]) for i in late):
+        raise TransformError(
+            at_user_line(
+                f"torch.autograd.grad: One of the differentiated Tensors does not require grad on this plane, {level!r}: "
+                f"input {late[0]} is tracked only outside the function",
+                "x = x.requires_grad_()  # first thing in the function",
+            )
+        )
+    early = [i for i in range(len(inputs)) if i not in late]
+    found: list[Any] = [None] * len(inputs)
+    below = level.below(
+        lambda: torch.autograd.grad(
+            [out for out, _ in pairs],
+            [inputs[i].value for i in late],
+            [cotangent for _, cotangent in pairs],
+            retain_graph,
+            create_graph,
+            allow_unused=rest[0] if rest else kwargs.get("allow_unreachable"),
+        )
+    )
+    for i, gradient in zip(late, below, strict=True):
+        found[i] = None if gradient is None else level.wrap(gradient)
+    if early:
+        outputs, cotangents = _recorded_only(level, outputs, cotangents)
+        chosen = tuple([inputs[i] for i in early])
+        got = run_backward(outputs, cotangents, retain_graph, create_graph, chosen, *rest, **kwargs)
+        for i, gradient in zip(early, got, strict=True):
+            found[i] = gradient
+    return tuple(found)
+
+
+def _pairs_below(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any]) -> list[tuple[Tensor, Any]]:
+    """Outputs and cotangents on the plane below, where it recorded any; none where a cotangent is of a plane above."""
+    pairs = []
+    for out, cotangent in zip(outputs, cotangents, strict=True):
+        if not isinstance(out, Tensor) or (cotangent is not None and order(cotangent) > level.order):
+            return []
+        if isinstance(level, BatchLevel):
+            cotangent = torch.ones_like(out) if cotangent is None else cotangent
+            if level.mapped(out):
+                cotangent = level.below(level.expanded, cotangent)
+            elif level.mapped(cotangent):
+                cotangent = level.below(torch.sum, cotangent.value, 0)
+            else:
+                cotangent = level.below(torch.mul, level.physical(cotangent), level.size)
+            out = level.physical(out)
+        else:
+            out = level.primal(out)
+            cotangent = None if cotangent is None else level.primal(cotangent)
+        if tracked(out):
+            pairs.append((out, cotangent))
+    return pairs
+
+
+def _recorded_only(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any]) -> tuple[tuple, tuple]:
+    """The outputs that autograd recorded, all of them if it recorded none (torch then says so).
+
+    An output that is the same for all lanes counts once for each.
+    """
+    kept = []
+    for out, cotangent in zip(outputs, cotangents, strict=True):
+        if isinstance(out, Tensor) and not recorded(out):
+            continue
+        if isinstance(level, BatchLevel) and order(out) < level.order and cotangent is not None:
+            cotangent = cotangent * level.size
+        kept.append((out, cotangent))
+    if not kept:
+        return tuple(outputs), tuple(cotangents)
+    return tuple([out for out, _ in kept]), tuple([cot for _, cot in kept])
+
+
+def top_level(tensors: Sequence[Any]) -> Any:
+    """The level of the highest wrapper, None if there is none."""
+    level = None
+    for tensor in tensors:
+        if isinstance(tensor, Plane) and (level is None or tensor.level.order > level.order):
+            level = tensor.level
+    return level
+
+
+def order(tensor: Any) -> int:
+    """Position of the tensor's plane; plain tensors come first."""
+    return tensor.level.order if isinstance(tensor, Plane) else 0
+
+
+# --- saved tensors -----------------------------------------------------------------------------------------------------
+
+
+class _Packing(threading.local):
+    """Whether a saved-tensor hook is packing: autograd ties what it returns to its plane's history again."""
+
+    now = False
+
+
+packing = _Packing()
+
+
+def cuts_all_planes() -> bool:
+    """Whether `aten.detach` was asked for by the user's `torch.detach`, and not by autograd for a tensor it saves.
+
+    Autograd does so with its own keys in force, in a backward pass, or under `no_grad` where hooks are to pack.
+    """
+    if current_graph_task_id() != -1 or packing.now or not tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
+        return False
+    return is_grad_enabled() or saved_tensor_hooks() is None
+
+
+def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
+    """Saved-tensor hooks that work on the plane where they were set.
+
+    `unpack` may run the function again (checkpoint), maybe long after its level has ended: it stands on that plane,
+    and what it gives back is of the levels that the saved tensor was of.
+    """
+    level = current_level()
+
+    def pack_on_plane(tensor: Tensor) -> Any:
+        before, packing.now = packing.now, True
+        try:
+            if not isinstance(tensor, Plane):
+                return pack(tensor), ()
+            # Autograd packs with grad mode off; the planes below are recording.
+            with pin_grad_mode(True):
+                return pack(tensor), _levels_of(tensor)
+        finally:
+            packing.now = before
+
+    def unpack_on_plane(packed: tuple) -> Tensor:
+        held, levels = packed
+        before, packing.now = packing.now, False
+        try:
+            with on_plane(level), IncludeDispatchKeyGuard(FACTORY_KEY) if level is not None else nullcontext():
+                return _reseated(unpack(held), levels)
+        finally:
+            packing.now = before
+
+    return pack_on_plane, unpack_on_plane
+
+
+def _levels_of(tensor: Any) -> tuple:
+    levels = []
+    while isinstance(tensor, Plane):
+        levels.append(tensor.level)
+        tensor = tensor.value
+    return tuple(levels)
+
+
+def _reseated(tensor: Any, levels: tuple) -> Any:
+    """The tensor on these levels, where a transform that was run again made it on new ones."""
+    if not levels or not isinstance(tensor, Plane) or _levels_of(tensor) == levels:
+        return tensor
+    value = _reseated(tensor.value, levels[1:])
+    tangent = getattr(tensor, "tangent", None)
+    if tangent is not None:
+        return levels[0].wrap(value, _reseated(tangent, levels[1:]))
+    return levels[0].wrap(value) if getattr(tensor, "mapped", False) else levels[0].adopt(value)
+
+
+_saved_tensors_hooks_init = torch.autograd.graph.saved_tensors_hooks.__init__
+
+
+def _init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+    _saved_tensors_hooks_init(self, *_hooks_on_plane(pack_hook, unpack_hook))
+
+
+torch.autograd.graph.saved_tensors_hooks.__init__ = _init  # type: ignore[method-assign]
+enter_engine_through(enter_engine)

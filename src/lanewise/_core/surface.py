@@ -1,0 +1,359 @@
+"""What a wrapper answers when Python asks it something: its value, its memory, its text, a copy.
+
+A value that is the same in all lanes answers as a plain tensor would, and so does the primal of a dual tensor. Lane
+values have no single answer: the error names the line and what to write instead.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.autograd import Retained, packing
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.dual import DualTensor
+from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
+from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
+from lanewise.errors import LaneValueError, TransformError, at_user_line
+
+aten = torch.ops.aten
+
+_ITEM = (
+    "It looks like you're calling .item on a Tensor",
+    "torch.where(x > 0, a, b)  # in place of a choice by a Python number\n"
+    "x[index]                  # a tensor may be an index, a tensor may be a factor: leave it a tensor",
+)
+_BOOL = (
+    "attempting to use a Tensor in some data-dependent control flow",
+    "torch.where(condition, a, b)  # in place of: a if condition else b",
+)
+_MEMORY = (
+    "Cannot access data pointer of Tensor that doesn't have storage",
+    "return the tensor, and ask for its memory outside the mapped function",
+)
+_STORAGE = (
+    "Cannot access storage of a tensor with lanes",
+    "return the tensor, and ask for its storage outside the mapped function",
+)
+_NUMPY = (
+    "Cannot access data pointer of Tensor that doesn't have storage",
+    "torch.sin(x)  # torch's functions in place of NumPy's\n"
+    "or return the tensor, and call .numpy() outside the mapped function",
+)
+_TOLIST = ("It looks like you're calling .item on a Tensor (tolist)", "x.unbind()  # a tuple of tensors")
+_PICKLE = (
+    "Cannot access storage of a tensor with lanes",
+    "return the tensor, and save it outside the mapped function",
+)
+
+
+class Surface:
+    """Methods given to every wrapper: what Python asks for that is no tensor of its plane."""
+
+    value: Any
+    level: Any
+
+    def _answer(self, question: str, why: tuple[str, str], ask: Any = None) -> Any:
+        """The tensor below that answers for this one; raises where the lanes differ."""
+        level = self.level
+        if not level.alive and current_graph_task_id() == -1:
+            raise escaped(level, question)
+        answering = standing(self)
+        if answering is None and why in (_ITEM, _BOOL, _TOLIST):
+            answering = agreed(self)  # type: ignore[arg-type]
+        if answering is None:
+            phrase, instead = why
+            raise LaneValueError(
+                at_user_line(
+                    f"vmap: {question}: {phrase}: its value {list(self.shape)} differs from lane to lane "  # type: ignore[attr-defined]
+                    f"({level!r})",
+                    instead,
+                )
+            )
+        return answering
+
+    # --- numbers ---------------------------------------------------------------------------------------------------
+
+    def item(self) -> Any:
+        """The number, where it is the same in all lanes."""
+        return self._answer("item()", _ITEM, agreed).item()
+
+    def tolist(self) -> Any:
+        """Nested lists of numbers."""
+        return self._answer("tolist()", _TOLIST, agreed).tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self._answer("bool()", _BOOL, agreed))
+
+    def __int__(self) -> int:
+        return int(self._answer("int()", _ITEM, agreed))
+
+    def __float__(self) -> float:
+        return float(self._answer("float()", _ITEM, agreed))
+
+    def __complex__(self) -> complex:
+        return complex(self._answer("complex()", _ITEM, agreed))
+
+    def __index__(self) -> int:
+        return self._answer("index", _ITEM, agreed).__index__()
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A NumPy array."""
+        tangent = getattr(self, "tangent", None)
+        if (self.requires_grad or tangent is not None) and not force:  # type: ignore[attr-defined]
+            raise TransformError(
+                at_user_line(
+                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.",
+                    "x.detach().numpy()",
+                )
+            )
+        return self._answer("numpy()", _NUMPY).numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return self._answer("data_ptr()", _MEMORY).data_ptr()
+
+    def untyped_storage(self) -> Any:
+        """The storage."""
+        return self._answer("untyped_storage()", _STORAGE).untyped_storage()
+
+    def storage(self) -> Any:
+        """The typed storage."""
+        return self._answer("storage()", _STORAGE).storage()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._answer("__dlpack__()", _MEMORY).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._answer("__dlpack_device__()", _MEMORY).__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self._answer("__cuda_array_interface__", _MEMORY).__cuda_array_interface__
+
+    def share_memory_(self) -> Any:
+        """Refused: memory shared between processes has no lanes."""
+        raise TransformError(
+            at_user_line(
+                f"share_memory_(): Cannot access storage of a tensor inside {self.level!r}",
+                "xs.share_memory_()  # outside, before the transformed function is called",
+            )
+        )
+
+    def is_shared(self) -> bool:
+        """Whether the memory is shared between processes."""
+        return False
+
+    # --- copies ----------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> Any:
+        return self.detach().requires_grad_(recorded(self))  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf or tracked(self.value):  # type: ignore[attr-defined]
+            raise TransformError(
+                at_user_line(
+                    "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                    "moment: this one has a history that a copy would lose",
+                    "copy.deepcopy(x.detach())",
+                )
+            )
+        twin = self.detach().clone().requires_grad_(recorded(self))  # type: ignore[attr-defined]
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._answer("pickle", _PICKLE).__reduce_ex__(protocol)
+
+    # --- cutting ---------------------------------------------------------------------------------------------------
+
+    def detach(self) -> Any:
+        """Without history on any plane, and without a tangent; the memory is shared."""
+        if packing.now:
+            return Tensor.detach(self)  # type: ignore[arg-type]
+        return _cut_below(self, Tensor.detach(self), self.value.detach())  # type: ignore[arg-type]
+
+    def detach_(self) -> Any:
+        """`detach` in place."""
+        return _cut_below(self, Tensor.detach_(self), self.value.detach())  # type: ignore[arg-type]
+
+    # --- history ---------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd records the tensor, on its plane or on one below."""
+        return tracked(self)
+
+    @requires_grad.setter
+    def requires_grad(self, flag: bool) -> None:
+        Tensor.requires_grad.__set__(self, flag)  # type: ignore[attr-defined]
+
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
+        """Call `hook` with each gradient of the tensor, on whichever plane it is computed."""
+        handles = []
+        if recorded(self) or not tracked(self):  # type: ignore[arg-type]
+            handles.append(Tensor.register_hook(self, hook))  # type: ignore[arg-type]
+        if tracked(self.value):
+            # A node of its own: the value may be a leaf, or in use elsewhere.
+            self.value = self.level.below(_alias, self.value)
+            handles.append(self.value.register_hook(_on_lanes(self, hook)))
+        return _Handles(handles)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of a tensor that is no leaf, on its plane."""
+        if not recorded(self) and tracked(self):  # type: ignore[arg-type]
+            raise TransformError(
+                at_user_line(
+                    f"attempting to call Tensor.retain_grad() inside of a function being transformed: the tensor is "
+                    f"tracked only outside of {self.level!r}",
+                    "x = x.requires_grad_()  # first thing in the function, for the argument it is computed from",
+                )
+            )
+        Retained.any = True
+        Tensor.retain_grad(self)  # type: ignore[arg-type]
+
+    @property
+    def data(self) -> Any:
+        """As `detach`, and autograd does not notice writes to it."""
+        return _cut_below(self, self.level.alias(self), self.value.data)
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        level = self.level
+        own = new if level.owns(new) else level.adopt(new)
+        _set_data(self, own)
+        level.copy_slots(self, own.data)
+
+    # --- text ------------------------------------------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        grad_mode = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            with on_plane(None):
+                parts = _describe(self)
+        finally:
+            set_grad_enabled(grad_mode)
+        if not self.level.alive:
+            parts.append("ended=True")
+        if self.grad_fn is not None:  # type: ignore[attr-defined]
+            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")  # type: ignore[attr-defined]
+        elif recorded(self):  # type: ignore[arg-type]
+            parts.append("requires_grad=True")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        if not spec or self.dim():  # type: ignore[attr-defined]
+            return object.__format__(self, spec)
+        answering = standing(self)
+        with on_plane(None):
+            if answering is not None:
+                return format(answering, spec)
+            return "[" + ", ".join([format(lane, spec) for lane in self.value.detach()]) + "]"
+
+
+def agreed(x: BatchTensor) -> Tensor | None:
+    """The value of all lanes `[*S]` where they hold the same numbers, None where they differ."""
+    value = x.value
+    if x.level.size == 0:
+        return value.new_zeros(value.shape[1:])
+    first = x.level.below(torch.select, value, 0, 0)
+    same = x.level.below(lambda: ((value == first) | ((value != value) & (first != first))).all())
+    return first if bool(same) else None
+
+
+class _Handles:
+    """Removes a hook from every plane."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self, handles: list) -> None:
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def _alias(value: Tensor) -> Tensor:
+    return value.view_as(value)
+
+
+def _on_lanes(wrapper: Any, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """The hook for the value below, whose gradients have the lanes as a dim."""
+    if isinstance(wrapper, DualTensor):
+        return hook
+    old, mapped = wrapper.level, wrapper.mapped
+
+    def below(grad: Tensor) -> Tensor | None:
+        with BatchLevel(old.size, old.randomness, old.total, old.start) as level:
+            out = hook(level.wrap(grad) if mapped else level.adopt(grad))
+            return None if out is None else level.below(level.expanded if mapped else level.physical, out)
+
+    return below
+
+
+def standing(wrapper: Any) -> Tensor | None:
+    """The tensor below that stands for a wrapper, None where it has lanes."""
+    sync(wrapper)
+    return None if isinstance(wrapper, BatchTensor) and wrapper.mapped else wrapper.value
+
+
+def agreed(wrapper: Any) -> Tensor | None:
+    """The tensor below that answers for all lanes, None where they differ."""
+    answering = standing(wrapper)
+    if answering is not None or wrapper.level.size == 0:
+        return answering
+    return wrapper.level.below(_first_if_same, wrapper.value.detach())
+
+
+def _first_if_same(value: Tensor) -> Tensor | None:
+    first = value[0]
+    same = (value == first) | ((value != value) & (first != first))
+    return first if bool(same.all()) else None
+
+
+def _cut_below(wrapper: Any, fresh: Any, value: Tensor) -> Any:
+    """`fresh`, an alias on this plane, given a value without history on the planes below."""
+    if isinstance(wrapper, DualTensor):
+        fresh.tangent, fresh.origin = None, None
+    elif not wrapper.mapped and fresh is not wrapper:
+        # A lane value written into the alias must reach the tensor itself.
+        fresh.origin = (wrapper, aten.detach.default, (), {}, None)
+    fresh.value = value
+    return fresh
+
+
+def _describe(wrapper: Any) -> list[str]:
+    level = wrapper.level
+    parts = [f"level={level.order}"]
+    if isinstance(wrapper, BatchTensor):
+        parts.append(f"lanes={level.size}" if wrapper.mapped else f"the same in all {level.size} lanes")
+        return [*parts, f"value={_text(wrapper.value)}"]
+    parts.append(f"primal={_text(wrapper.value)}")
+    return [*parts, f"tangent={'0' if wrapper.tangent is None else _text(wrapper.tangent)}"]
+
+
+def _text(value: Tensor) -> str:
+    return repr(value if isinstance(value, Plane) else value.detach())
+
+
+_set_data = Tensor.data.__set__  # type: ignore[attr-defined]
+
+for _name, _method in list(vars(Surface).items()):
+    if _name not in ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"):
+        setattr(Plane, _name, _method)

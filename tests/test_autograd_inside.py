@@ -1,0 +1,544 @@
+"""torch.autograd inside mapped and differentiated functions, and around them: what a loop over the lanes gives."""
+
+import warnings
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import nn
+from torch.autograd import functional
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from lanewise import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from tests.oracles import assert_same
+
+XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+W = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+
+
+def looped(f):
+    return lambda xs, *rest: torch.stack([f(x, *rest) for x in xs])
+
+
+def mapped(f):
+    return lambda xs, *rest: vmap(f, in_dims=(0, *(None for _ in rest)))(xs, *rest)
+
+
+def outer_gradients(run):
+    """Value, requires_grad, gradients in x and w from outside, and what was left in `.grad` of w."""
+    xs, w = XS.clone().requires_grad_(), W.clone().requires_grad_()
+    out = run(xs, w)
+    if out.requires_grad:
+        by_x, by_w = torch.autograd.grad(out.sin().sum(), (xs, w), allow_unused=True, materialize_grads=True)
+    else:
+        by_x, by_w = torch.zeros_like(xs), torch.zeros_like(w)
+    left = torch.zeros_like(w) if w.grad is None else w.grad.detach()
+    return out.requires_grad, (out.detach(), by_x, by_w, left)
+
+
+def grad_of_detached(x, w):
+    y = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad((y * w).sin().sum(), y)
+    return g * x
+
+
+def grad_with_graph(x, w):
+    y = x * 1.0
+    y = y if y.requires_grad else y.requires_grad_()
+    (g,) = torch.autograd.grad((y * w).sin().sum(), y, create_graph=True)
+    return g.cos() * w
+
+
+def grad_in_captured(x, w):
+    (g,) = torch.autograd.grad((x * w).sin().sum(), w, retain_graph=True)
+    return g * x
+
+
+def grad_in_captured_with_graph(x, w):
+    (g,) = torch.autograd.grad((x * w).sin().sum(), w, create_graph=True)
+    return g * x
+
+
+def unused_input(x, w):
+    y, z = torch.ones_like(x).requires_grad_(), x.detach().requires_grad_()
+    a, b = torch.autograd.grad((z * w).sum(), (y, z), allow_unused=True)
+    assert a is None
+    return b * x
+
+
+def backward_on_own_leaf(x, w):
+    y = x.detach().clone().requires_grad_()
+    (y * w).sin().sum().backward()
+    assert y.grad is not None
+    return y.grad * x
+
+
+def backward_twice_adds_up(x, w):
+    y = x.detach().requires_grad_()
+    for _ in range(2):
+        (y * w.detach()).sin().sum().backward()
+    assert y.grad is not None
+    return y.grad * x
+
+
+def backward_on_captured_leaf(x, w):
+    (x.detach() * w).sin().sum().backward()
+    return x * 2
+
+
+def backward_by_function(x, w):
+    a, b = (x.detach() * w).sin(), (w * w).sum()
+    torch.autograd.backward([a, b], [torch.ones_like(a), None])
+    return x * 2
+
+
+def backward_into_chosen_inputs(x, w):
+    y = x.detach().requires_grad_()
+    (y * w).sin().sum().backward(inputs=[y])
+    assert y.grad is not None
+    return y.grad * x
+
+
+def retained(x, w):
+    y = x.detach().requires_grad_().sin()
+    y.retain_grad()
+    (y * y * w.detach()).sum().backward()
+    assert y.grad is not None
+    return y.grad + x
+
+
+def hooked(x, w):
+    y = x.sin() * w
+    y.register_hook(lambda g: g * 10)
+    return y * y
+
+
+def cut(x, w):
+    return x.detach() * x * w.detach() + x.data * w
+
+
+def cut_by_function(x, w):
+    return torch.detach(x) * x * torch.detach(w * x)
+
+
+def cut_in_place(x, w):
+    y = x * w
+    y.detach_()
+    return y * x
+
+
+def leaf_flag(x, w):
+    y = torch.zeros(3, dtype=torch.float64).requires_grad_()
+    (g,) = torch.autograd.grad(((y + x.detach()) * w.detach()).sin().sum(), y)
+    return g * x
+
+
+def blocks(x, w):
+    with torch.no_grad():
+        a = x * w
+    with torch.enable_grad():
+        b = x.sin()
+    return a * b
+
+
+def saved_hooks(x, w):
+    with saved_tensors_hooks(lambda t: (t * 1.0).detach(), lambda t: t):
+        return (x * w).sin() * x
+
+
+def on_cpu(x, w):
+    with save_on_cpu():
+        return (x * w).exp() * x
+
+
+def checkpointed(x, w):
+    return checkpoint(lambda a, b: (a * b).sin().exp() * a, x, w, use_reentrant=False)
+
+
+def checkpointed_reentrant(x, w):
+    return checkpoint(lambda a, b: (a * b).sin().exp() * a, x, w, use_reentrant=True)
+
+
+def checkpointed_twice(x, w):
+    inner = lambda a, b: checkpoint(lambda c, d: (c * d).sin(), a, b, use_reentrant=False).exp()  # noqa: E731
+    return checkpoint(inner, x, w, use_reentrant=False)
+
+
+def checkpointed_with_factories(x, w):
+    def block(a, b):
+        total = torch.zeros(3, dtype=torch.float64)
+        total[0] = a[0] * b[1]
+        return total + (a * b).sin()
+
+    return checkpoint(block, x, w, use_reentrant=False)
+
+
+def anomaly(x, w):
+    with torch.autograd.set_detect_anomaly(True):
+        y = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad((y * w).sin().sum(), y)
+    return g * x
+
+
+def functional_jacobian(x, w):
+    return functional.jacobian(lambda y: (y * w).sin(), x, create_graph=True) @ x
+
+
+def functional_hessian(x, w):
+    return functional.hessian(lambda y: (y * w).sin().sum(), x) @ x
+
+
+def functional_vjp(x, w):
+    return functional.vjp(lambda y: (y * w).sin(), x, v=torch.ones_like(x), create_graph=True)[1]
+
+
+def functional_jvp(x, w):
+    return functional.jvp(lambda y: (y * w).sin(), x, v=torch.ones_like(x), create_graph=True)[1]
+
+
+def functional_hvp(x, w):
+    return functional.hvp(lambda y: (y * w).sin().sum(), x, v=torch.ones_like(x))[1] * x
+
+
+def functional_jacobian_vectorized(x, w):
+    return functional.jacobian(lambda y: (y * w).sin(), x, vectorize=True, create_graph=True) @ x
+
+
+def functional_hessian_vectorized(x, w):
+    return functional.hessian(lambda y: (y * w).sin().sum(), x, vectorize=True) @ x
+
+
+def functional_jacobian_forward(x, w):
+    return functional.jacobian(lambda y: (y * w).sin(), x, strategy="forward-mode", vectorize=True) @ x
+
+
+def grads_batched(x, w):
+    y = x.detach().requires_grad_()
+    z = (y * w).sin()
+    (g,) = torch.autograd.grad(z, y, torch.eye(3, dtype=torch.float64), is_grads_batched=True)
+    return g @ x
+
+
+def native_forward(x, w):
+    with forward_ad.dual_level():
+        out = (forward_ad.make_dual(x, torch.ones_like(x)) * w).sin()
+        return forward_ad.unpack_dual(out).tangent
+
+
+INSIDE = [
+    grad_of_detached,
+    grad_with_graph,
+    grad_in_captured,
+    grad_in_captured_with_graph,
+    unused_input,
+    backward_on_own_leaf,
+    backward_twice_adds_up,
+    backward_on_captured_leaf,
+    backward_by_function,
+    backward_into_chosen_inputs,
+    retained,
+    hooked,
+    cut,
+    cut_by_function,
+    cut_in_place,
+    leaf_flag,
+    blocks,
+    saved_hooks,
+    on_cpu,
+    checkpointed,
+    checkpointed_reentrant,
+    checkpointed_twice,
+    checkpointed_with_factories,
+    anomaly,
+    functional_jacobian,
+    functional_hessian,
+    functional_vjp,
+    functional_jvp,
+    functional_hvp,
+    functional_jacobian_vectorized,
+    functional_hessian_vectorized,
+    functional_jacobian_forward,
+    grads_batched,
+    native_forward,
+]
+by_name = pytest.mark.parametrize("f", INSIDE, ids=lambda f: f.__name__)
+
+
+@by_name
+def test_in_vmap(f):
+    """Value and outer gradients; `.grad` of a captured leaf holds the sum over the lanes."""
+    assert_same_outcome(outer_gradients(mapped(f)), outer_gradients(looped(f)))
+
+
+@by_name
+def test_in_two_vmaps(f):
+    deep = lambda run: lambda xs, w: run(lambda rows, w: run(f)(rows, w))(xs.unflatten(0, (2, 2)), w)  # noqa: E731
+    assert_same_outcome(outer_gradients(deep(mapped)), outer_gradients(deep(looped)))
+
+
+@by_name
+def test_in_vmap_of_grad(f):
+    """The outer gradient of the inner one included."""
+    if f in (grad_in_captured, backward_on_captured_leaf, backward_by_function):
+        pytest.skip("has an effect of its own on the tensors that this test differentiates")
+
+    def by_ours(x, w):
+        return grad(lambda y: f(y, w).sin().sum())(x)
+
+    def by_torch(x, w):
+        with torch.enable_grad():
+            y = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            value = f(y, w).sin().sum()
+            return torch.autograd.grad(value, y, create_graph=True, allow_unused=True, materialize_grads=True)[0]
+
+    assert_same_outcome(outer_gradients(mapped(by_ours)), outer_gradients(looped(by_torch)), flag=False)
+
+
+@by_name
+def test_in_jvp(f):
+    """Tangents against differences; what is cut by detach has none."""
+    if f in (cut, cut_by_function, cut_in_place, grad_of_detached, native_forward) or "functional" in f.__name__:
+        pytest.skip("central differences do not see what is cut")
+    if f in CUT_INSIDE:
+        pytest.skip("central differences do not see what is cut")
+    x, direction = XS[0], XS[1]
+    run = lambda x: f(x, W.clone().requires_grad_())  # noqa: E731
+    out, tangent = jvp(run, (x,), (direction,))
+    assert_same(out.detach(), run(x).detach())
+    step = 1e-5
+    want = (run(x + step * direction) - run(x - step * direction)).detach() / (2 * step)
+    assert_same(tangent.detach(), want, (1e-6, 1e-8))
+
+
+CUT_INSIDE = (
+    backward_on_own_leaf,
+    backward_twice_adds_up,
+    backward_into_chosen_inputs,
+    unused_input,
+    retained,
+    leaf_flag,
+    anomaly,
+    grads_batched,
+    blocks,
+    saved_hooks,
+)
+
+
+def assert_same_outcome(got, want, flag=True):
+    assert_same(got[1], want[1])
+    if flag:
+        assert got[0] == want[0], f"requires_grad is {got[0]}"
+
+
+def test_captured_leaf_gets_one_sum():
+    """Added to what is there; hooks of the leaf run once, after the sum."""
+    w, seen = W.clone().requires_grad_(), []
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    w.grad = torch.ones(3, dtype=torch.float64)
+    vmap(lambda x: (x * w).sum().backward())(XS)  # type: ignore[misc]
+    assert_same(w.grad, 1 + XS.sum(0))
+    assert len(seen) == 1
+    assert type(w.grad) is torch.Tensor
+    nested = W.clone().requires_grad_()
+    vmap(vmap(lambda x: (x * nested).sum().backward()))(XS.reshape(2, 2, 3))
+    assert_same(nested.grad, XS.sum(0))
+    assert type(nested.grad) is torch.Tensor
+
+
+def test_leaf_of_the_plane_between():
+    """Made in the outer function, used in the inner: its gradient has the outer's lanes."""
+
+    def f(row):
+        w = torch.ones(3, dtype=torch.float64).requires_grad_()
+        vmap(lambda x: (x * w).sum().backward() or x)(row)
+        assert w.grad is not None
+        return w.grad * row.sum()
+
+    rows = XS.reshape(2, 2, 3)
+    assert_same(vmap(f)(rows), torch.stack([row.sum(0) * row.sum() for row in rows]))
+
+
+def test_module_trained_inside():
+    """A whole small training step for each lane, with a module made outside."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2).double()
+
+    def loss(x):
+        value = layer(x).sin().sum()
+        value.backward()
+        return value.detach()
+
+    vmap(loss)(XS)
+    got = layer.weight.grad
+    assert got is not None
+    layer.zero_grad()
+    for x in XS:
+        loss(x)
+    assert layer.weight.grad is not None
+    assert_same(got, layer.weight.grad)
+
+
+def test_parameter_made_inside():
+    def f(x):
+        p = nn.Parameter(x)
+        assert isinstance(p, nn.Parameter)
+        assert p.is_leaf
+        (p * p).sum().backward()
+        assert p.grad is not None
+        return p.grad
+
+    assert_same(vmap(f)(XS), 2 * XS)
+
+
+def test_optimizer_inside():
+    """A few steps of gradient descent per lane."""
+
+    def f(x):
+        p = x.detach().clone().requires_grad_()
+        optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (p * p).sin().sum().backward()
+            optimizer.step()
+        return p.detach()
+
+    assert_same(vmap(f)(XS), looped(f)(XS))
+
+
+def test_module_hooks():
+    layer, seen = nn.Linear(3, 2).double(), []
+    layer.register_full_backward_hook(lambda module, into, out: seen.append(tuple(out[0].shape)))
+    layer.register_forward_hook(lambda module, args, out: out * 2)
+    got = vmap(grad(lambda x: layer(x).sum()))(XS)
+    assert_same(got.detach(), (2 * layer.weight.sum(0)).detach().expand(4, 3))
+    assert seen
+    assert all(shape == (2,) for shape in seen)
+
+
+def test_hook_inside_reaches_the_gradient_outside():
+    xs = XS.clone().requires_grad_()
+    f = lambda x: hooked(x, W)  # noqa: E731
+    for run in (vmap(f), looped(f)):
+        (g,) = torch.autograd.grad(run(xs).sum(), xs)
+        assert_same(g, 20 * XS.sin() * XS.cos() * W * W)
+
+
+def test_anomaly_mode_finds_the_lane():
+    def f(x):
+        y = x.detach().requires_grad_()
+        with torch.autograd.set_detect_anomaly(True):
+            return torch.autograd.grad(y.sqrt().sum() * 0, y)[0]
+
+    xs = torch.tensor([[1.0], [0.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            vmap(f)(xs)
+    assert_same(vmap(f)(xs + 1), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_around_transforms(reentrant):
+    def run(xs, w):
+        inner = lambda xs, w: vmap(grad(lambda x: (x * w).sin().sum()))(xs)  # noqa: E731
+        return checkpoint(inner, xs, w, use_reentrant=reentrant)
+
+    want = outer_gradients(lambda xs, w: (xs * w).cos() * w)
+    assert_same_outcome(outer_gradients(run), want)
+
+
+def test_checkpoint_repeats_the_dropout_mask():
+    def f(x):
+        return checkpoint(lambda y: nn.functional.dropout(y, 0.5) * y, x, use_reentrant=False)
+
+    xs = torch.rand(6, 50, dtype=torch.float64) + 1
+    leaf = xs.clone().requires_grad_()
+    out = vmap(f, randomness="different")(leaf)
+    (g,) = torch.autograd.grad(out.sum(), leaf)
+    mask = out.detach() / xs**2
+    assert_same(g, 2 * mask * xs)
+    assert 2 < len(mask.sum(1).unique())
+
+
+def test_saved_tensor_hooks_around():
+    """Hooks set around a transform see values of every plane, and give back what they got."""
+    count = []
+    xs = XS.clone().requires_grad_()
+    with saved_tensors_hooks(lambda t: count.append(t) or t, lambda t: t):
+        out = vmap(lambda x: (x * W).exp())(xs)
+    (g,) = torch.autograd.grad(out.sum(), xs)
+    assert_same(g, (XS * W).exp() * W)
+    assert count
+
+
+def test_native_forward_mode_around():
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(XS, torch.ones_like(XS))
+        out = vmap(lambda x: (x * W).sin())(dual)
+        assert_same(forward_ad.unpack_dual(out).tangent, (XS * W).cos() * W)
+        out = vmap(grad(lambda x: (x * W).sin().sum()))(dual)
+        assert_same(forward_ad.unpack_dual(out).tangent, -(XS * W).sin() * W * W)
+        out = vmap(lambda x: x.detach() * x)(dual)
+        assert_same(forward_ad.unpack_dual(out).tangent, XS)
+
+
+def test_detach_cuts_the_tangent():
+    out, tangent = jvp(lambda x: x.detach() * x + x.data, (XS,), (torch.ones_like(XS),))
+    assert_same((out, tangent), (XS * XS + XS, XS))
+    _, tangent = jvp(vmap(lambda x: x.detach() * x), (XS,), (torch.ones_like(XS),))
+    assert_same(tangent, XS)
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd, hessian], ids=lambda t: t.__name__)
+def test_detach_inside_every_transform(transform):
+    f = lambda x: (x.detach() * x * torch.detach(x)).sum()  # noqa: E731
+    want = {"hessian": torch.zeros(3, 3, dtype=torch.float64)}.get(transform.__name__, XS[0] ** 2)
+    assert_same(transform(f)(XS[0]), want)
+
+
+def test_detach_shares_memory():
+    def f(x):
+        total = torch.zeros(3, dtype=torch.float64)
+        total.detach().add_(x)
+        part = x * 1.0
+        part.data[0] = 5.0
+        return total + part
+
+    assert_same(vmap(f)(XS), looped(f)(XS))
+
+
+def test_data_set():
+    def f(x):
+        y = x * 1.0
+        y.data = x * 2
+        z = torch.zeros(3, dtype=torch.float64)
+        z.data = torch.ones(2, dtype=torch.float64) * x[0]
+        assert z.shape == (2,)
+        return y.sum() + z.sum()
+
+    assert_same(vmap(f)(XS), looped(f)(XS))
+
+
+def test_backward_outside_after_the_levels_ended():
+    xs, w = XS.clone().requires_grad_(), W.clone().requires_grad_()
+    _, back = vjp(lambda xs: vmap(lambda x: (x * w).sin())(xs), xs)
+    (g,) = back(torch.ones_like(XS))
+    g.sum().backward()
+    want = W.clone().requires_grad_()
+    (want * (XS * want).cos()).sum().backward()
+    assert_same(w.grad, want.grad)
+
+
+def test_requires_grad_on_an_argument():
+    """A lane is a fresh leaf to the function; the caller's tensor is left as it was."""
+
+    def f(x):
+        x = x.requires_grad_()
+        (x * x).sum().backward()
+        return x.grad
+
+    xs = XS.clone()
+    assert_same(vmap(f)(xs), 2 * XS)
+    assert not xs.requires_grad
+    assert xs.grad is None
