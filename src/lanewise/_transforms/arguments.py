@@ -22,7 +22,10 @@ def function_name(func: Any) -> str:
 
 
 class Call:
-    """One call of a transformed function, for messages: `vmap(loss, in_dims=(0, None))(x, y)`."""
+    """One call of a transformed function, for messages: `vmap(loss, in_dims=(0, None))(x, y)`.
+
+    Options that stand at their default, 0 or None, are not shown.
+    """
 
     __slots__ = ("api", "func", "args", "kwargs", "options")
 
@@ -39,7 +42,9 @@ class Call:
         return function_name(self.func)
 
     def __str__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items() if value is not None)
+        options = "".join(
+            f", {name}={value!r}" for name, value in self.options.items() if value is not None and value != 0
+        )
         return f"{self.api}({self.name}{options})({self.arguments_text()})"
 
     def arguments_text(self) -> str:

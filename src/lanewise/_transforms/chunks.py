@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.plane import Plane
+from lanewise._core.level import live_levels
+from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.trees import Spec, unflatten
 from lanewise._torch_compat import TorchDispatchMode
 from lanewise._transforms.arguments import Call
@@ -216,15 +217,23 @@ class _Measured:
 
 
 class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made inside hold at one time."""
+    """The most bytes that tensors made inside hold at one time.
+
+    Planes opened inside hand each operation down to here. Those open already are not looked into: what an operation on
+    them gives is counted with all its lanes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self._outside = {level.order for level in live_levels()}
         self.peak = 0
         self._alive = 0
         self._counted: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        for operand in tensors_of(args, kwargs or {}):
+            if isinstance(operand, Plane) and operand.level.order not in self._outside:
+                return NotImplemented
         out = func(*args, **(kwargs or {}))
         for item in out if isinstance(out, (list, tuple)) else (out,):
             if isinstance(item, Tensor):

@@ -23,9 +23,15 @@ def check_randomness(randomness: str, api: str = "vmap") -> None:
         )
 
 
-def check_in_dims(call: Call, in_dims: Any) -> None:
-    """Raise unless `in_dims` is an int, a tuple, or a dict of argument names."""
-    if isinstance(in_dims, (int, dict)) or (in_dims is None and call.options.get("axis_size") is not None):
+def check_in_dims(call: Call, in_dims: Any, axis_size: Any) -> None:
+    """Raise unless `in_dims` is an int, a tuple, or a dict of argument names; with `axis_size` it may be None."""
+    if axis_size is not None and (isinstance(axis_size, bool) or not isinstance(axis_size, int) or axis_size < 0):
+        raise ArgumentError(
+            at_user_line(
+                f"{call}: axis_size must be a number of lanes, got {axis_size!r}", f"vmap({call.name}, axis_size=3)"
+            )
+        )
+    if isinstance(in_dims, (int, dict)) or (in_dims is None and axis_size is not None):
         return
     if not isinstance(in_dims, tuple):
         instead = f"in_dims={tuple(in_dims)}" if isinstance(in_dims, list) else "in_dims=0"
@@ -55,7 +61,7 @@ def check_out_dims(call: Call, out_dims: Any) -> None:
 
 def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list, list, Spec, int]:
     """Leaves of `(args, kwargs)`, the mapped dim of each (None: not mapped), their structure, the number of lanes."""
-    check_in_dims(call, in_dims)
+    check_in_dims(call, in_dims, axis_size)
     if not call.args and not isinstance(in_dims, dict) and axis_size is None:
         raise ArgumentError(
             at_user_line(
@@ -64,7 +70,10 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
                 f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
             )
         )
-    prefix = _named(call, in_dims) if isinstance(in_dims, dict) else (in_dims, None)
+    if isinstance(in_dims, dict):
+        prefix = _named(call, in_dims)
+    else:
+        prefix = ((in_dims,) * len(call.args) if isinstance(in_dims, int) else in_dims), None
     try:
         leaves, dims, spec = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
     except PrefixMismatch as mismatch:

@@ -81,7 +81,36 @@ def jacrev(
     progress: bool | str = False,
     _preallocate_and_copy: bool = False,
 ) -> Callable:
-    """The Jacobian of `func`, by one backward pass whose lanes are the rows."""
+    """The Jacobian of `func`, by one backward pass whose lanes are the rows.
+
+    The better choice for a function with fewer numbers in its result than in its arguments. Complex arguments take part
+    as long as the function is holomorphic in them.
+
+    Args:
+        func: A function of tensors or structures of tensors, which returns such, or `(result, aux)` if `has_aux`.
+        argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints; None for all.
+        has_aux: Whether `func` also returns something to hand through.
+        chunk_size: Take so many rows at a time, to bound the memory; `"auto"` takes the largest power of two whose
+            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+        memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
+        progress: Show a bar over the rows, a string as its label; only the outermost of nested chunk loops does.
+
+    Returns:
+        A function of the same arguments that returns `[*y, *x]` for each tensor `[*y]` of the result and each tensor
+        `[*x]` of the argument: the structure of the result outside, that of the argument inside; with aux, a pair.
+
+    Raises:
+        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic, or
+            `argnums` does not fit.
+        ValueError: An argument to differentiate with respect to is no tensor, or `chunk_size` makes no sense.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import jacrev
+        >>> jacrev(lambda x: x * x.sum())(torch.tensor([1.0, 2.0]))
+        tensor([[4., 1.],
+                [2., 5.]])
+    """
     if is_compiling():
         return traced("jacrev", func, argnums, has_aux=has_aux, chunk_size=chunk_size)
     check_chunk_options("jacrev", chunk_size, memory_budget)
@@ -176,7 +205,37 @@ def jacfwd(
     memory_budget: int | None = None,
     progress: bool | str = False,
 ) -> Callable:
-    """The Jacobian of `func`, by one forward pass whose lanes are the columns."""
+    """The Jacobian of `func`, by one forward pass whose lanes are the columns.
+
+    The better choice for a function with fewer numbers in its arguments than in its result. Complex arguments take part
+    as long as the function is holomorphic in them.
+
+    Args:
+        func: A function of tensors or structures of tensors, which returns such, or `(result, aux)` if `has_aux`.
+        argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints; None for all.
+        has_aux: Whether `func` also returns something to hand through.
+        randomness: As in `vmap`: what random operations of the function give in each column.
+        chunk_size: Take so many columns at a time, to bound the memory; `"auto"` takes the largest power of two whose
+            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+        memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
+        progress: Show a bar over the columns, a string as its label; only the outermost of nested chunk loops does.
+
+    Returns:
+        A function of the same arguments that returns `[*y, *x]` for each tensor `[*y]` of the result and each tensor
+        `[*x]` of the argument: the structure of the result outside, that of the argument inside; with aux, a pair.
+
+    Raises:
+        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic, or
+            `argnums` does not fit.
+        ValueError: An argument to differentiate with respect to is no tensor, or `chunk_size` makes no sense.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import jacfwd
+        >>> jacfwd(lambda x: x * x.sum())(torch.tensor([1.0, 2.0]))
+        tensor([[4., 1.],
+                [2., 5.]])
+    """
     if is_compiling():
         return traced("jacfwd", func, argnums, has_aux, randomness=randomness, chunk_size=chunk_size)
     check_randomness(randomness, "jacfwd")
@@ -264,7 +323,34 @@ def hessian(
     memory_budget: int | None = None,
     progress: bool | str = False,
 ) -> Callable:
-    """The Hessian of `func`: `jacfwd(jacrev(func))`."""
+    """The Hessian of `func`: the Jacobian of its Jacobian.
+
+    Args:
+        func: A function of tensors or structures of tensors, which returns such, or `(result, aux)` if `has_aux`.
+        argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints; None for all.
+        has_aux: Whether `func` also returns something to hand through.
+        randomness: As in `vmap`; the function runs once, so that all of the Hessian sees the same random numbers.
+        chunk_size: Take so many rows at a time, to bound the memory; `"auto"` takes the largest power of two whose
+            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+        memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
+        progress: Show a bar over the rows, a string as its label; only the outermost of nested chunk loops does.
+
+    Returns:
+        A function of the same arguments that returns `[*y, *x, *x]`; with several arguments or structures of them, one
+        for each pair, the first derivative's structure outside; with aux, a pair.
+
+    Raises:
+        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic, or
+            `argnums` does not fit.
+        ValueError: An argument to differentiate with respect to is no tensor, or `chunk_size` makes no sense.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import hessian
+        >>> hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+    """
     return jacrev(
         jacrev(func, argnums, has_aux=has_aux),
         argnums,

@@ -37,7 +37,39 @@ def vmap(
     progress: bool | str = False,
     axis_size: int | None = None,
 ) -> Callable:
-    """Map `func`, a function of one example, over a dimension of its arguments."""
+    """Map `func`, a function of one example, over a dimension of its arguments.
+
+    The result equals a loop over the examples whose results are stacked: values, derivatives, dtypes and shapes.
+
+    Args:
+        func: A function of one example: it sees tensors `[*S]` where you pass `[B, *S]`.
+        in_dims: Where the lanes are: an int for all positional arguments, or a tuple, one entry for each; an entry may
+            follow the structure of its argument. None: the argument is the same for all lanes. A dict by names of
+            parameters maps keyword arguments too.
+        out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes.
+        randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations.
+        chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
+            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+        memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
+        progress: Show a bar over the lanes, a string as its label; only the outermost of nested chunk loops does.
+        axis_size: The number of lanes, for when no argument is mapped.
+
+    Returns:
+        A function with the signature of `func`. Tensors of its result have lanes, `[B, *S]`; a tensor that is the same
+        for all lanes is repeated; what is no tensor comes back as it is.
+
+    Raises:
+        ValueError: `in_dims`, `out_dims` or sizes do not fit the arguments or the results.
+        RuntimeError: The function asks for a Python value that differs from lane to lane, or draws random numbers
+            without a choice of `randomness`.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import vmap
+        >>> xs, w = torch.arange(6.0).reshape(3, 2), torch.tensor([1.0, 10.0])
+        >>> vmap(torch.dot, in_dims=(0, None))(xs, w)
+        tensor([10., 32., 54.])
+    """
     if is_compiling():
         return traced(
             "vmap",
@@ -71,7 +103,7 @@ def vmap(
                     return out.value
                 leaves, dims, spec = leave(level, out, out_dims, func)
             return unflatten(leaves, spec)
-        call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims})
+        call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
         check_out_dims(call, out_dims)
         leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
 

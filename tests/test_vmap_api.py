@@ -1,0 +1,312 @@
+"""What vmap takes and gives: in_dims and out_dims of every form, containers, objects, names, and what stays as it was."""
+
+import dataclasses
+import functools
+import inspect
+from collections import OrderedDict, defaultdict, namedtuple
+
+import pytest
+import torch
+
+import lanewise as lw
+from lanewise._core.level import live_levels
+from lanewise.errors import ArgumentError, EscapedTensorError
+
+B = 3
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+    label: torch.Tensor
+    name: str | None = None
+
+
+def seeded(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def equal(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert got.dtype == want.dtype
+
+
+# --- in_dims ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
+def test_an_int_maps_that_dim_of_every_tensor(dim):
+    x, y = seeded(3, 3, 3), seeded(3, 3, 3, seed=1)
+    got = lw.vmap(lambda a, b: a @ b, in_dims=dim)(x, y)
+    equal(got, torch.stack([x.select(dim, i) @ y.select(dim, i) for i in range(3)]))
+
+
+TREES = {
+    "tuple": (lambda t: t[0] * t[1], (seeded(B, 2), seeded(2, B)), (0, 1)),
+    "list": (lambda t: t[0] * t[1], [seeded(B, 2), seeded(2)], [0, None]),
+    "dict": (lambda t: t["u"] * t["v"], {"u": seeded(2, B), "v": seeded(2)}, {"u": 1, "v": None}),
+    "dict in another order": (lambda t: t["u"] * t["v"], {"u": seeded(2, B), "v": seeded(2)}, {"v": None, "u": 1}),
+    "OrderedDict": (lambda t: t["u"] * t["v"], OrderedDict(u=seeded(B, 2), v=seeded(2)), {"u": 0, "v": None}),
+    "defaultdict": (lambda t: t["u"] * 2, defaultdict(list, u=seeded(B, 2)), 0),
+    "named tuple": (lambda t: t.a * t.b, Pair(seeded(2, B), seeded(2)), Pair(1, None)),
+    "dataclass": (lambda t: t.x * t.label, Batch(seeded(B, 2), seeded(B)), 0),
+    "dataclass by field": (lambda t: t.x * t.label, Batch(seeded(2, B), seeded(2)), Batch(1, None)),
+    "return type": (lambda t: t.values * 2, torch.max(seeded(B, 2), dim=1), 0),
+    "nested": (
+        lambda t: t["p"][0] * t["p"][1].a + t["q"],
+        {"p": (seeded(B, 2), Pair(seeded(2), None)), "q": seeded(2, B)},
+        {"p": (0, Pair(None, None)), "q": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_containers_are_taken_apart_and_keep_their_class(name):
+    f, tree, in_dims = TREES[name]
+    kinds = []
+
+    def seen(t):
+        kinds.append(type(t))
+        return f(t)
+
+    got = lw.vmap(seen, in_dims=(in_dims,))(tree)
+    assert kinds == [type(tree)]
+    leaves, spec = torch.utils._pytree.tree_flatten(tree) if "dataclass" not in name else (None, None)
+    if leaves is None:
+        dims = Batch(0, 0) if in_dims == 0 else in_dims
+        lanes = [
+            f(Batch(*[v if d is None else v.select(d, i) for v, d in ((tree.x, dims.x), (tree.label, dims.label))]))
+            for i in range(B)
+        ]
+    else:
+        # Each tensor of size B somewhere is mapped there; those without are not.
+        def lane(leaf, i):
+            dims = [d for d, n in enumerate(leaf.shape) if n == B] if isinstance(leaf, torch.Tensor) else []
+            return leaf.select(dims[0], i) if dims else leaf
+
+        lanes = [f(torch.utils._pytree.tree_unflatten([lane(leaf, i) for leaf in leaves], spec)) for i in range(B)]
+    equal(got, torch.stack(lanes))
+
+
+def test_none_leaves_are_passed_on():
+    seen = []
+    got = lw.vmap(lambda x, extra: seen.append(extra) or x * 2)(seeded(B), None)
+    equal(got, 2 * seeded(B))
+    lw.vmap(lambda t: seen.append(t["bias"]) or t["w"])({"w": seeded(B), "bias": None})
+    assert seen == [None, None]
+
+
+def test_unmapped_objects_are_the_callers_own():
+    log: list[str] = []
+    table = {"w": seeded(2), "seen": log}
+
+    class Config:
+        scale = 2.0
+
+    config = Config()
+
+    def f(x, given, cfg):
+        assert given is table and cfg is config
+        given["seen"].append("once")
+        return x * given["w"] * cfg.scale
+
+    got = lw.vmap(f, in_dims=(0, None, None))(seeded(B, 2), table, config)
+    equal(got, seeded(B, 2) * table["w"] * 2)
+    assert log == ["once"]
+
+
+def test_an_unmapped_part_of_a_mapped_argument_is_the_callers_own():
+    log: list[int] = []
+    lw.vmap(lambda t: t["log"].append(1) or t["x"], in_dims=({"x": 0, "log": None},))({"x": seeded(B), "log": log})
+    assert log == [1]
+    empty: list[int] = []
+    lw.vmap(lambda x, given: given.append(1) or x)(seeded(B), empty)
+    assert empty == [1]
+
+
+def test_a_write_into_a_mapped_argument_is_seen_by_the_caller():
+    x, want = seeded(2, B), seeded(2, B) + 1
+    lw.vmap(lambda a: a.add_(1), in_dims=1)(x)
+    equal(x, want)
+
+
+# --- keywords and names ----------------------------------------------------------------------------------------------
+
+
+def test_keywords_are_not_mapped():
+    x, shift = seeded(B, 2), seeded(2, seed=1)
+    equal(lw.vmap(lambda x, *, shift, k=2: x * k + shift)(x, shift=shift), 2 * x + shift)
+
+
+def test_in_dims_by_name():
+    x, y, shift = seeded(B, 2), seeded(2, B, seed=1), seeded(2, seed=2)
+    f = lambda x, y, *, shift=None: x * y + shift
+    want = x * y.T + shift
+    equal(lw.vmap(f, in_dims={"x": 0, "y": 1})(x, y, shift=shift), want)
+    equal(lw.vmap(f, in_dims={"x": 0, "y": 1})(x, y=y, shift=shift), want)
+    equal(lw.vmap(f, in_dims={"x": 0, "y": 1, "shift": 0})(x=x, y=y, shift=shift.expand(B, 2)), want)
+    equal(lw.vmap(f, in_dims={"x": None, "shift": {"a": 0}["a"]})(x[0], y[:, 0], shift=x), x[0] * y[:, 0] + x)
+    rest = lambda first, *others, scale: first * others[0] * scale
+    equal(lw.vmap(rest, in_dims={"others": (0,)})(x[0], x, scale=2.0), x[0] * x * 2)
+    equal(lw.vmap(rest, in_dims={"first": 0, "others": None})(x, x[0], scale=2.0), x[0] * x * 2)
+
+
+def test_axis_size():
+    x = seeded(B, 2)
+    equal(lw.vmap(lambda: torch.ones(2), axis_size=4)(), torch.ones(4, 2))
+    equal(lw.vmap(lambda x: x * 2, in_dims=None, axis_size=2)(x), (2 * x).expand(2, B, 2))
+    equal(lw.vmap(lambda x, k: x * k, in_dims=(None, None), axis_size=2)(x, 3), (3 * x).expand(2, B, 2))
+    equal(lw.vmap(lambda x: x * 2, axis_size=B)(x), 2 * x)
+    drawn = lw.vmap(lambda: torch.rand(2), randomness="different", axis_size=3)()
+    assert drawn.shape == (3, 2) and len(set(drawn[:, 0].tolist())) == 3
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
+def test_out_dims_place_the_lanes(dim):
+    x = seeded(B, 2, 4)
+    equal(lw.vmap(lambda a: a * 2, out_dims=dim)(x), (2 * x).movedim(0, dim))
+    captured = seeded(2, 4, seed=1)
+    equal(lw.vmap(lambda a: captured, out_dims=dim)(x), captured.expand(B, 2, 4).movedim(0, dim))
+
+
+def test_out_dims_as_a_tree():
+    x = seeded(B, 2)
+    f = lambda a: {"p": a, "q": (a.sum(), a * 2)}
+    got = lw.vmap(f, out_dims={"p": 1, "q": (0, -1)})(x)
+    equal(got["p"], x.T)
+    equal(got["q"][0], x.sum(1))
+    equal(got["q"][1], 2 * x.T)
+    equal(lw.vmap(lambda a: a, out_dims=(1,))(x), x.T)
+    equal(lw.vmap(lambda a: (a, a), out_dims=[1, 0])(x)[0], x.T)
+
+
+def test_out_dims_none_gives_the_one_value():
+    x, w = seeded(B, 2), seeded(2, seed=1)
+    got = lw.vmap(lambda a: (a * w, w * 2, torch.ones(2)), out_dims=(0, None, None))(x)
+    equal(got[0], x * w)
+    equal(got[1], w * 2)
+    equal(got[2], torch.ones(2))
+    assert lw.vmap(lambda a: (a, w), out_dims=(0, None))(x)[1] is w
+
+
+def test_other_values_are_returned_once_as_they_are():
+    x = seeded(B, 2)
+    note = object()
+    got = lw.vmap(lambda a: {"loss": a.sum(), "steps": 3, "tag": "ok", "none": None, "note": note, "pair": (1, a)})(x)
+    equal(got["loss"], x.sum(1))
+    equal(got["pair"][1], x)
+    assert got["steps"] == 3 and got["tag"] == "ok" and got["none"] is None and got["note"] is note
+
+
+def test_containers_of_results_keep_their_class():
+    x = seeded(B, 2)
+    got = lw.vmap(lambda a: Batch(a, a.sum(), "name"))(x)
+    assert type(got) is Batch and got.name == "name"
+    equal(got.label, x.sum(1))
+    got = lw.vmap(lambda a: Pair(OrderedDict(w=a), [a]))(x)
+    assert type(got) is Pair and type(got.a) is OrderedDict and type(got.b) is list
+    assert type(lw.vmap(lambda a: torch.max(a, 0))(x)) is torch.return_types.max
+
+
+def test_lanes_inside_an_object_are_refused():
+    with pytest.raises(ArgumentError, match=r"must only return Tensors, got type .*Normal.*`\.loc` has lanes"):
+        lw.vmap(lambda a: torch.distributions.Normal(a, 1.0, validate_args=False))(seeded(B))
+    with pytest.raises(ArgumentError, match="must only return Tensors, got type <class 'set'>"):
+        lw.vmap(lambda a: {a})(seeded(B))
+
+
+def test_no_lanes_at_all():
+    x = torch.zeros(0, 3)
+    assert lw.vmap(lambda a: a.sin())(x).shape == (0, 3)
+    assert lw.vmap(lambda a: torch.ones(2), out_dims=1)(x).shape == (2, 0)
+    assert lw.vmap(lambda a: (a.sum(), "ok"))(x)[1] == "ok"
+    assert lw.vmap(lw.grad(lambda a: (a**2).sum()))(x).shape == (0, 3)
+
+
+def test_history_goes_through():
+    x, w = seeded(B, 2).requires_grad_(), seeded(2, seed=1).requires_grad_()
+    got = lw.vmap(lambda a: (a * w).sum())(x)
+    want = torch.stack([(a * w).sum() for a in x])
+    assert got.requires_grad
+    for ours, theirs in zip(torch.autograd.grad(got.sum(), (x, w)), torch.autograd.grad(want.sum(), (x, w))):
+        equal(ours, theirs)
+    assert not lw.vmap(lambda a: a * 2)(x.detach()).requires_grad
+    with torch.no_grad():
+        assert not lw.vmap(lambda a: a * w)(x).requires_grad
+
+
+# --- the wrapped function, and what is left behind -------------------------------------------------------------------
+
+
+def test_the_function_is_wrapped():
+    def loss(x: torch.Tensor, k: int = 2) -> torch.Tensor:
+        """Doc."""
+        return x * k
+
+    mapped = lw.vmap(loss)
+    assert mapped.__name__ == "loss" and mapped.__doc__ == "Doc." and mapped.__wrapped__ is loss
+    assert inspect.signature(mapped) == inspect.signature(loss)
+    equal(lw.vmap(functools.partial(loss, k=3))(seeded(B)), 3 * seeded(B))
+    equal(lw.vmap(torch.nn.Tanh())(seeded(B)), seeded(B).tanh())
+
+
+def test_signatures_are_those_of_torch():
+    for name in ("vmap", "grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian"):
+        ours = inspect.signature(getattr(lw, name)).parameters
+        theirs = inspect.signature(getattr(torch.func, name)).parameters
+        for parameter, wanted in theirs.items():
+            assert ours[parameter].default == wanted.default, (name, parameter)
+            assert ours[parameter].kind == wanted.kind, (name, parameter)
+        positional = [p for p in theirs if theirs[p].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        assert list(ours)[: len(positional)] == positional, name
+
+
+@pytest.mark.parametrize("stop", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_an_exception_leaves_nothing_behind(stop):
+    def bad(x):
+        x.sin()
+        torch.set_grad_enabled(True)
+        raise stop
+
+    for transform in (
+        lw.vmap(bad),
+        lw.vmap(lw.grad(bad)),
+        lw.jacfwd(lw.jacrev(bad)),
+        lw.hessian(bad),
+        lw.vmap(lw.vmap(lw.jacrev(bad))),
+        lw.vmap(bad, chunk_size=1),
+        lw.vmap(bad, chunk_size="auto"),
+    ):
+        with torch.no_grad():
+            before = torch.is_grad_enabled()
+            with pytest.raises(stop):
+                transform(seeded(2, 2, 2))
+            if transform.__wrapped__ is not bad:
+                assert torch.is_grad_enabled() is before
+        assert not live_levels()
+    equal(lw.vmap(lw.grad(lambda t: t.sin().sum()))(seeded(B, 2)), seeded(B, 2).cos())
+
+
+def test_an_escaped_tensor_is_told():
+    kept = []
+    lw.vmap(lambda x: kept.append(x) or x)(seeded(B))
+    with pytest.raises(EscapedTensorError, match="your tensor may have escaped"):
+        kept[0] + 1
+
+
+def test_debug_unwrap():
+    seen = []
+
+    def f(x):
+        seen.extend([lw.debug_unwrap(x), lw.debug_unwrap(x, recurse=False)])
+        return x
+
+    x = seeded(2, B, 4)
+    lw.vmap(lw.vmap(f))(x)
+    assert seen[0] is x or seen[0].data_ptr() == x.data_ptr()
+    assert seen[0].shape == (2, B, 4) and seen[1].shape == (B, 4) and type(seen[1]) is not torch.Tensor
+    assert lw.debug_unwrap(x) is x
