@@ -91,7 +91,7 @@ def jacrev(
         argnums: Which positional arguments to differentiate with respect to, an int or a tuple of ints; None for all.
         has_aux: Whether `func` also returns something to hand through.
         chunk_size: Take so many rows at a time, to bound the memory; `"auto"` takes the largest power of two whose
-            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+            peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.
         memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
         progress: Show a bar over the rows, a string as its label; only the outermost of nested chunk loops does.
 
@@ -100,8 +100,8 @@ def jacrev(
         `[*x]` of the argument: the structure of the result outside, that of the argument inside; with aux, a pair.
 
     Raises:
-        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic, or
-            `argnums` does not fit.
+        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic,
+            or `argnums` does not fit.
         ValueError: An argument to differentiate with respect to is no tensor, or `chunk_size` makes no sense.
 
     Example:
@@ -216,7 +216,7 @@ def jacfwd(
         has_aux: Whether `func` also returns something to hand through.
         randomness: As in `vmap`: what random operations of the function give in each column.
         chunk_size: Take so many columns at a time, to bound the memory; `"auto"` takes the largest power of two whose
-            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+            peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.
         memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
         progress: Show a bar over the columns, a string as its label; only the outermost of nested chunk loops does.
 
@@ -225,8 +225,8 @@ def jacfwd(
         `[*x]` of the argument: the structure of the result outside, that of the argument inside; with aux, a pair.
 
     Raises:
-        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic, or
-            `argnums` does not fit.
+        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic,
+            or `argnums` does not fit.
         ValueError: An argument to differentiate with respect to is no tensor, or `chunk_size` makes no sense.
 
     Example:
@@ -331,7 +331,7 @@ def hessian(
         has_aux: Whether `func` also returns something to hand through.
         randomness: As in `vmap`; the function runs once, so that all of the Hessian sees the same random numbers.
         chunk_size: Take so many rows at a time, to bound the memory; `"auto"` takes the largest power of two whose
-            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+            peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.
         memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
         progress: Show a bar over the rows, a string as its label; only the outermost of nested chunk loops does.
 
@@ -340,8 +340,8 @@ def hessian(
         for each pair, the first derivative's structure outside; with aux, a pair.
 
     Raises:
-        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic, or
-            `argnums` does not fit.
+        RuntimeError: The result holds something that cannot be differentiated, a complex function is not holomorphic,
+            or `argnums` does not fit.
         ValueError: An argument to differentiate with respect to is no tensor, or `chunk_size` makes no sense.
 
     Example:

@@ -49,7 +49,7 @@ def vmap(
         out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes.
         randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations.
         chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
-            peak, measured on the CPU or estimated, fits `memory_budget`. None takes all at once.
+            peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.
         memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
         progress: Show a bar over the lanes, a string as its label; only the outermost of nested chunk loops does.
         axis_size: The number of lanes, for when no argument is mapped.
