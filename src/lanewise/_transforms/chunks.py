@@ -235,6 +235,9 @@ class PeakMemory(TorchDispatchMode):
             if isinstance(operand, Plane) and operand.level.order not in self._outside:
                 return NotImplemented
         out = func(*args, **(kwargs or {}))
+        # Views and writes take memory that was there before.
+        if func.is_view or func._schema.is_mutable:
+            return out
         for item in out if isinstance(out, (list, tuple)) else (out,):
             if isinstance(item, Tensor):
                 self._count(item)
