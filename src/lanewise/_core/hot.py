@@ -13,7 +13,7 @@ from lanewise._core.batch import BatchTensor
 from lanewise._core.plane import map_tensors
 from lanewise._core.rules import Rule
 from lanewise._torch_compat import forward_ad as _native
-from lanewise._torch_compat import is_any_autocast_enabled
+from lanewise._torch_compat import is_any_autocast_enabled, make_wrapper
 
 
 def inert(value: Tensor) -> bool:
@@ -41,7 +41,15 @@ def pointwise_path(call: Callable) -> Callable:
             return NotImplemented
         value = x.value
         if len(args) == 1:
-            return level.wrap(call(value) if inert(value) else level.below(call, value))
+            if not inert(value):
+                return level.wrap(level.below(call, value))
+            # `level.wrap`, written out for the commonest operations of all.
+            out = call(value)
+            wrapper = make_wrapper(BatchTensor, x.shape, strides=out.stride()[1:], dtype=out.dtype, device=out.device)
+            wrapper.value = out
+            wrapper.level = level
+            wrapper.mapped = True
+            return wrapper
         y = args[1]
         if type(y) is BatchTensor:
             if y.level is not level or not y.mapped:
@@ -119,6 +127,40 @@ def single_path(rule: Rule) -> Callable:
             out = level.below(rule.run, level, args, kwargs)
         else:
             out = rule.run(level, args, kwargs)
+        return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+
+    return run
+
+
+def operands_path(rule: Rule) -> Callable:
+    """An operation on a few tensors, none of them in a list."""
+
+    def run(args: tuple, kwargs: dict) -> Any:
+        if kwargs:
+            return NotImplemented
+        level = None
+        direct = not rule.guarded
+        for arg in args:
+            kind = type(arg)
+            if kind is BatchTensor:
+                if not arg.mapped or (level is not None and arg.level is not level):
+                    return NotImplemented
+                level = arg.level
+                value = arg.value
+            elif kind is Tensor:
+                value = arg
+            elif isinstance(arg, Tensor):
+                return NotImplemented
+            else:
+                continue
+            if direct and not (inert(value) and value.is_cpu):
+                direct = False
+        if level is None or not level.alive:
+            return NotImplemented
+        if direct and not is_any_autocast_enabled():
+            out = rule.run(level, args, kwargs)
+        else:
+            out = level.below(rule.run, level, args, kwargs)
         return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
 
     return run

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import Tag
-
+from lanewise._core.random import is_random
 from lanewise._torch_compat import OpOverload, has_kernel_for_key
 
 
@@ -22,11 +21,11 @@ class Rule:
             operations need version counters and view tracking; so do operations without an autograd kernel).
         raw: The rule returns finished results of this plane; nothing is wrapped.
         mutates: The operation writes to an operand.
-        single: The first argument is the only tensor operand, and the rule is of the plainest kind: it runs below, and
-            its results are wrapped.
+        plain: Nothing more is to be known: the rule runs below on operands given one by one, its results are wrapped.
+        single: Plain, and the first argument is the only tensor operand.
     """
 
-    __slots__ = ("run", "family", "where", "same_plane", "guarded", "raw", "mutates", "single")
+    __slots__ = ("run", "family", "where", "same_plane", "guarded", "raw", "mutates", "plain", "single")
 
     def __init__(
         self,
@@ -46,12 +45,13 @@ class Rule:
         self.mutates = op._schema.is_mutable
         self.guarded = guarded or self.mutates or op.is_view or not has_kernel_for_key(op.name(), "Autograd")
         kinds = [str(argument.type) for argument in op._schema.arguments]
-        self.single = (
+        self.plain = (
             not (self.mutates or raw or same_plane)
             and kinds[0] == "Tensor"
-            and not any("Tensor" in kind for kind in kinds[1:])
-            and Tag.nondeterministic_seeded not in op.tags
+            and not any("Tensor" in kind and kind.startswith("List") for kind in kinds)
+            and not is_random(op)
         )
+        self.single = self.plain and not any("Tensor" in kind for kind in kinds[1:])
 
 
 def _registration_site() -> str:
