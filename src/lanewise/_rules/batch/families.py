@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, HOT, BatchLevel, BatchTensor
-from lanewise._core.hot import pointwise_path, single_path, write_path
+from lanewise._core.hot import operands_path, pointwise_path, single_path, write_path
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rules import Rule, overloads
@@ -29,6 +29,8 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         BATCH_RULES.add(op, rule)
         if rule.single:
             HOT[op] = single_path(rule)
+        elif rule.plain:
+            HOT[op] = operands_path(rule)
 
 
 # --- pointwise -------------------------------------------------------------------------------------------------------
