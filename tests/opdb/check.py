@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lanewise
 from lanewise._core.missing import lane_loops
 
+from .known_gaps import REFUSALS
 from .samples import MAX_LANES, OPS, UNINITIALISED, LaneSample, lane_samples
 
 Tensors = tuple[torch.Tensor, ...]
@@ -56,6 +57,7 @@ class Outcome:
     worst: float = 0.0
     checked: int = 0
     failed: int = 0
+    refused: int = 0  # layouts that are refused on purpose (known_gaps.REFUSALS)
     slow: list[str] = field(default_factory=list)  # ops that went through the loop over lanes
 
     def to_dict(self) -> dict:
@@ -426,6 +428,8 @@ def check(name: str, composition: str, cap: int = 6, show: bool = False) -> Outc
     """One op of op_db through one composition, over samples, in_dims and lanes; `show` prints tracebacks."""
     op = OPS[name]
     outcome = Outcome(name, composition)
+    if not op.supported_dtypes("cpu"):
+        return outcome
     with_grad = composition not in _WITHOUT_GRAD
     inplace = composition == "vmap_inplace"
     if (with_grad and not op.supports_autograd) or (inplace and op.inplace_variant is None):
@@ -448,6 +452,8 @@ def check(name: str, composition: str, cap: int = 6, show: bool = False) -> Outc
                 if layout.lanes == 0 and torch.Tag.dynamic_output_shape in found:
                     continue  # no lane says how large the result would be
                 _one(outcome, run, sample, layout, random, show)
+    if outcome.refused and not outcome.checked:
+        outcome.status, outcome.detail = "error", "refused throughout"
     outcome.slow = sorted(op for op, count in lane_loops.items() if count != loops.get(op))
     return outcome
 
@@ -465,6 +471,9 @@ def _one(outcome: Outcome, run: Callable, sample: LaneSample, layout: Layout, ra
         status, detail = "wrong", str(mismatch)
         outcome.worst = max(outcome.worst, mismatch.size)
     except Exception as error:
+        if any(phrase in str(error) for phrase in REFUSALS):
+            outcome.refused += 1
+            return
         status, detail, trace = "error", _first_line(error), traceback.format_exception(error)
     outcome.checked += 1
     outcome.failed += status != "ok"

@@ -68,7 +68,8 @@ def line(outcome: dict) -> str:
     head = f"{verdict(outcome):7} {outcome['name']:45} {outcome['composition']:13} "
     slow = f" [lane loop: {' '.join(outcome['slow'])}]" if outcome["slow"] else ""
     if outcome["status"] == "ok":
-        return f"{head}{outcome['checked']} checks, worst {outcome['worst']:.1g}{slow}"
+        refused = f", {outcome['refused']} refused on purpose" if outcome["refused"] else ""
+        return f"{head}{outcome['checked']} checks{refused}, worst {outcome['worst']:.1g}{slow}"
     if outcome["status"] == "none":
         return f"{head}nothing to check"
     count = f"{outcome['failed']} of {outcome['checked']}: " if outcome["checked"] else ""
@@ -160,7 +161,7 @@ class _Child:
             status, detail = "crash", signal.Signals(-code).name if code < 0 else f"exit status {code}"
         return {
             "name": name, "composition": composition, "status": status, "detail": detail, "where": "",
-            "worst": 0.0, "checked": 0, "failed": 0, "slow": [],
+            "worst": 0.0, "checked": 0, "failed": 0, "refused": 0, "slow": [],
         }  # fmt: skip
 
     def close(self) -> None:
