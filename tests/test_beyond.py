@@ -92,9 +92,24 @@ def factory(lib):
     close(lib.vmap(row)(xs), nn.functional.pad(xs, (1, 1)))
 
 
+def masked_assignment(lib):
+    def relu(x):
+        x = x.clone()
+        x[x < 0] = 0
+        return x
+
+    close(lib.vmap(relu)(xs), xs.clamp(min=0))
+
+
+def equal_counts(lib):
+    where = lib.vmap(lambda x: (x == x.max()).nonzero())(xs)
+    close(where, torch.full((4, 1, 1), 2))
+    close(lib.vmap(lambda x: x[x < x.max()])(xs), xs[:, :2])
+
+
 def out_argument(lib):
     def shifted(x):
-        result = torch.empty(3)
+        result = torch.zeros(3)
         torch.add(x, 1, out=result)
         return result
 
@@ -223,6 +238,8 @@ ROWS = {
     ),
     "`torch.autograd.functional` inside": (autograd_functional, "attempting to call Tensor.requires_grad_"),
     "writing lanes into `torch.zeros(...)` made inside": (factory, "inplace arithmetic.* is not possible"),
+    "`x[mask] = value`": (masked_assignment, "Attempting to batch over indexing with a boolean mask"),
+    "`nonzero` and `x[mask]` where each lane has as many": (equal_counts, "output dynamic shape"),
     "`out=`": (out_argument, "doesn't work on out="),
     "`nn.LSTM`": (recurrent, "Batching rule not implemented for aten::lstm"),
     "mapped keyword arguments": (mapped_kwargs, "expected `in_dims` to be int or a"),
