@@ -1,4 +1,4 @@
-"""Jacobians and Hessians against plain autograd row by row, differences, and closed forms; trees, chunks, complex numbers."""
+"""Jacobians and Hessians against autograd row by row, differences and closed forms; trees, chunks, complex numbers."""
 
 from collections import namedtuple
 

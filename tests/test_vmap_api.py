@@ -1,4 +1,4 @@
-"""What vmap takes and gives: in_dims and out_dims of every form, containers, objects, names, and what stays as it was."""
+"""What vmap takes and gives: in_dims and out_dims of every form, containers, objects, names, what stays as it was."""
 
 import dataclasses
 import functools

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lanewise._core.trees import flatten, leaf_names
+from lanewise._core.trees import is_leaf, leaf_names
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
 
@@ -45,7 +45,10 @@ class Call:
         options = "".join(
             f", {name}={value!r}" for name, value in self.options.items() if value is not None and value != 0
         )
-        return f"{self.api}({self.name}{options})({self.arguments_text()})"
+        given = self.arguments_text()
+        if self.api in ("vjp", "jvp", "linearize"):
+            return f"{self.api}({self.name}{', ' * bool(given)}{given})"
+        return f"{self.api}({self.name}{options})({given})"
 
     def arguments_text(self) -> str:
         """The arguments by name, as in a call."""
@@ -87,44 +90,72 @@ def refuse_peer(api: str) -> TransformError:
     )
 
 
-def check_argnums(argnums: Any, count: int) -> int | tuple[int, ...]:
+# Where an error arose: the transform's name, or `(api, func, args, kwargs, argnums)` to show the call itself.
+Site = str | tuple[str, Callable, tuple, dict, Any]
+
+
+def call_text(site: Site) -> str:
+    """The call as written, as far as it is known."""
+    return site if isinstance(site, str) else str(_call(site))
+
+
+def _call(site: Any) -> Call:
+    api, func, args, kwargs, argnums = site
+    return Call(api, func, args, kwargs, {"argnums": argnums})
+
+
+def input_names(site: Site, argnums: int | tuple[int, ...] | None = None) -> list[str]:
+    """A name for each leaf of the arguments that `argnums` chooses, such as `params['w']`."""
+    assert not isinstance(site, str)
+    call = _call(site)
+    roots = call.argument_names()
+    positions = range(len(roots)) if argnums is None else (argnums,) if isinstance(argnums, int) else argnums
+    return [name for position in positions for name in leaf_names(call.args[position], roots[position])]
+
+
+def check_argnums(site: Site, argnums: Any, count: int) -> int | tuple[int, ...]:
     """`argnums` as non-negative positions among `count` arguments."""
-    if isinstance(argnums, bool) or not isinstance(argnums, (int, tuple)):
-        raise TransformError(
-            at_user_line(f"argnums must be int or Tuple[int, ...], got: {type(argnums)}", "grad(f, argnums=(0, 1))")
-        )
+    if type(argnums) is int and 0 <= argnums < count:
+        return argnums
+    if not isinstance(argnums, (int, tuple)) or isinstance(argnums, bool):
+        raise _argnums_error(site, f"argnums must be int or Tuple[int, ...], got: {type(argnums)}", count)
     if isinstance(argnums, int):
-        return _check_argnum(argnums, count)
+        return _check_argnum(site, argnums, count)
     if not argnums:
-        raise TransformError(at_user_line("argnums must be non-empty, got: ()", "grad(f, argnums=0)"))
+        raise _argnums_error(site, "argnums must be non-empty, got: ()", count)
     for argnum in argnums:
         if isinstance(argnum, bool) or not isinstance(argnum, int):
-            raise TransformError(
-                at_user_line(f"argnums must be int or Tuple[int, ...], got: {argnums}", "grad(f, argnums=(0, 1))")
-            )
-    positions = tuple(_check_argnum(argnum, count) for argnum in argnums)
+            raise _argnums_error(site, f"argnums must be int or Tuple[int, ...], got: {argnums}", count)
+    positions = tuple([_check_argnum(site, argnum, count) for argnum in argnums])
     if len(set(positions)) != len(positions):
-        raise TransformError(
-            at_user_line(f"argnums elements must be unique, got: {argnums}", "grad(f, argnums=(0, 1))")
-        )
+        raise _argnums_error(site, f"argnums elements must be unique, got: {argnums}", count)
     return positions
 
 
-def _check_argnum(argnum: int, count: int) -> int:
+def _check_argnum(site: Site, argnum: int, count: int) -> int:
     if not -count <= argnum < count:
-        raise TransformError(
-            at_user_line(
-                f"Got argnum={argnum}, but only {count} positional inputs: positions go from {-count} to {count - 1}. "
-                "Arguments passed by keyword cannot be differentiated",
-                "grad(f, argnums=0)(x, y)  # pass the argument by position",
-            )
+        bounds = f": positions go from {-count} to {count - 1}" if count else ""
+        raise _argnums_error(
+            site,
+            f"Got argnum={argnum}, but only {count} positional inputs{bounds}. An argument passed by keyword cannot be "
+            "differentiated",
+            count,
         )
     return argnum % count
 
 
+def _argnums_error(site: Site, text: str, count: int) -> TransformError:
+    if isinstance(site, str):
+        return TransformError(at_user_line(f"{site}: {text}"))
+    call = _call(site)
+    given = call.arguments_text() or "x"
+    argnums = f", argnums={tuple(range(count))}" if count > 1 else ""
+    return TransformError(at_user_line(f"{call}: {text}", f"{call.api}({call.name}{argnums})({given})"))
+
+
 def select(args: tuple, argnums: int | tuple[int, ...]) -> Any:
     """The argument or the tuple of arguments that `argnums` names."""
-    return args[argnums] if isinstance(argnums, int) else tuple(args[position] for position in argnums)
+    return args[argnums] if isinstance(argnums, int) else tuple([args[position] for position in argnums])
 
 
 def replace(args: tuple, argnums: int | tuple[int, ...], new: Any) -> tuple:
@@ -138,41 +169,100 @@ def replace(args: tuple, argnums: int | tuple[int, ...], new: Any) -> tuple:
     return tuple(replaced)
 
 
-def check_tensors(leaves: list, tree: Any, api: str, root: str) -> None:
+def check_tensors(leaves: list, site: Site, argnums: int | tuple[int, ...] | None = None) -> None:
     """Raise unless all leaves are tensors, naming the one that is not."""
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
-            name = leaf_names(tree, root)[position]
+            name = input_names(site, argnums)[position]
+            instead = f"{name} = torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it in f"
             raise ArgumentError(
                 at_user_line(
-                    f"{api}: Thing passed to transform API must be Tensor, got {type(leaf)} for {name}",
-                    f"torch.tensor({leaf!r})"
-                    if isinstance(leaf, (int, float))
-                    else "pass it by keyword or close over it",
+                    f"{call_text(site)}: Thing passed to transform API must be Tensor, got {type(leaf)} for {name}",
+                    instead,
                 )
             )
 
 
-def check_differentiable(api: str, leaf: Tensor, tree: Any, position: int, must: str = "") -> None:
-    """Raise unless the leaf has a floating point or complex dtype."""
-    if leaf.is_floating_point() or leaf.is_complex():
-        return
-    if must:
-        name = leaf_names(tree, "output")[position]
+def check_differentiable(leaves: list[Tensor], site: Site, argnums: int | tuple[int, ...] | None = None) -> None:
+    """Raise unless all inputs have a floating point or complex dtype, naming the one that has not."""
+    for position, leaf in enumerate(leaves):
+        if leaf.is_floating_point() or leaf.is_complex():
+            continue
+        name = input_names(site, argnums)[position]
+        where = f"{leaf.dtype} for {name} {list(leaf.shape)}"
+        instead = f"{name}.float()  # or leave the argument out of argnums"
+        if not isinstance(site, str) and site[0] == "jacfwd":
+            raise ArgumentError(
+                at_user_line(
+                    f"{call_text(site)}: Expected primal to be floating point or complex, but got: {where}", instead
+                )
+            )
         raise TransformError(
             at_user_line(
-                f"{api}: {must} floating-point or complex Tensors, got {leaf.dtype} at {name} {list(leaf.shape)}",
-                "return y.float()  # or return integer results as aux, with has_aux=True",
+                f"{call_text(site)}: only Tensors of floating point dtype can require gradients, got {where}", instead
             )
         )
-    name = leaf_names(tree, "args")[position]
-    raise TransformError(
-        at_user_line(
-            f"{api}: only Tensors of floating point dtype can require gradients, got {leaf.dtype} for {name} "
-            f"{list(leaf.shape)}",
-            "x.float()  # or leave the argument out of argnums",
+
+
+def check_output_dtypes(outputs: list[Tensor], value: Any, site: Site) -> None:
+    """Raise unless all outputs have a floating point or complex dtype, naming the one that has not."""
+    for position, out in enumerate(outputs):
+        if not (out.is_floating_point() or out.is_complex()):
+            name = leaf_names(value, "output")[position]
+            raise TransformError(
+                at_user_line(
+                    f"{call_text(site)}: All outputs of f must be floating-point or complex Tensors, got {out.dtype} "
+                    f"for {name} {list(out.shape)}",
+                    "return y, count  # integer results as aux, with has_aux=True",
+                )
+            )
+
+
+def check_scalar(site: Site, value: Any) -> None:
+    """Raise unless `value` is a real 0-dim tensor."""
+    if not isinstance(value, Tensor):
+        raise TransformError(
+            at_user_line(
+                f"{call_text(site)}: Expected f to return a Tensor, got type {type(value)}",
+                "return loss  # a 0-dim tensor",
+            )
         )
-    )
+    if value.dim() != 0:
+        raise TransformError(
+            at_user_line(
+                f"{call_text(site)}: Expected f to return a scalar Tensor, got tensor with {value.dim()} dims "
+                f"{list(value.shape)}. Maybe you wanted to use the vjp or jacrev APIs instead?",
+                "return loss.sum()  # or: jacrev(f)(x)",
+            )
+        )
+    if value.is_complex():
+        raise TransformError(
+            at_user_line(
+                f"{call_text(site)}: grad can be implicitly created only for real scalar outputs but got {value.dtype}",
+                "return loss.abs()  # or loss.real; or: jacrev(f)(z), the complex derivative",
+            )
+        )
+
+
+def check_outputs(site: Site, value: Any, outputs: list) -> None:
+    """Raise unless the outputs are tensors, at least one."""
+    for position, out in enumerate(outputs):
+        if not isinstance(out, Tensor):
+            name = leaf_names(value, "output")[position]
+            raise TransformError(
+                at_user_line(
+                    f"{call_text(site)}: expected f(*primals) to return only tensors, got unsupported type {type(out)} "
+                    f"for {name}",
+                    "return y, note  # other values as aux, with has_aux=True",
+                )
+            )
+    if not outputs:
+        raise TransformError(
+            at_user_line(
+                f"{call_text(site)}: Expected f to be a function that has non-empty output (got output = {value!r})",
+                "return y  # at least one tensor",
+            )
+        )
 
 
 def cotangents_mismatch(got: Any, wanted: Any) -> TransformError:
@@ -189,17 +279,17 @@ def cotangents_mismatch(got: Any, wanted: Any) -> TransformError:
 def cotangent_mismatch(cotangent: Any, output: Tensor, value: Any, position: int) -> TransformError:
     """The error for one cotangent that does not fit its output."""
     name = leaf_names(value, "output")[position]
-    got = f"of shape {list(cotangent.shape)}" if isinstance(cotangent, Tensor) else f"of type {type(cotangent)}"
+    got = f"has a shape of {list(cotangent.shape)}" if isinstance(cotangent, Tensor) else f"is a {type(cotangent)}"
     return TransformError(
         at_user_line(
-            f"vjp_fn(cotangents): Mismatch in shape: grad_output[{position}] is {got}, but {name} has shape "
+            f"vjp_fn(cotangents): Mismatch in shape: grad_output[{position}] {got} and {name} has a shape of "
             f"{list(output.shape)}",
-            f"vjp_fn(torch.ones({list(output.shape)}))",
+            f"vjp_fn(torch.ones({list(output.shape)}))" if is_leaf(value) else "",
         )
     )
 
 
-def split_aux(api: str, out: Any, has_aux: bool) -> tuple[Any, Any]:
+def split_aux(site: Site, out: Any, has_aux: bool) -> tuple[Any, Any]:
     """The output and its auxiliary part."""
     if not has_aux:
         return out, None
@@ -207,13 +297,9 @@ def split_aux(api: str, out: Any, has_aux: bool) -> tuple[Any, Any]:
         got = f"a tuple of {len(out)}" if isinstance(out, tuple) else str(type(out))
         raise TransformError(
             at_user_line(
-                f"{api}: output of function f should be a tuple: (output, aux) if has_aux is True, got {got}",
+                f"{call_text(site)}: output of function f should be a tuple: (output, aux) if has_aux is True, got "
+                f"{got}",
                 "return loss, aux",
             )
         )
     return out
-
-
-def tensor_leaves(tree: Any) -> list[Tensor]:
-    """The tensors of a tree."""
-    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]

@@ -100,7 +100,7 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         raise ArgumentError(
             at_user_line(
                 f"{call}: Expected at least one Tensor to vmap over: no argument is mapped",
-                f"vmap({call.name}, in_dims={_suggested(call, prefix)})\n"
+                f"vmap({call.name}, in_dims={_suggested(call)})\n"
                 f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped",
             )
         )
@@ -142,7 +142,7 @@ def _in_dims_mismatch(call: Call, in_dims: Any, prefix: tuple, mismatch: PrefixM
         at_user_line(
             f"{call}: in_dims is not compatible with the structure of `inputs`. in_dims has structure "
             f"{_structure(in_dims)} but inputs has structure {structure}",
-            f"vmap({call.name}, in_dims={_suggested(call, (0, None))})",
+            f"vmap({call.name}, in_dims={_suggested(call)})",
             rows,
         )
     )
@@ -198,12 +198,18 @@ def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size
     if axis_size is not None:
         rows.insert(0, f"axis_size={axis_size}")
     common = max(set(sizes), key=sizes.count)
-    odd = next(i for i, n in zip(mapped, sizes) if n != (common if axis_size is None else axis_size))
+    odd = next((i for i, n in zip(mapped, sizes) if n != common), None)
+    if odd is None:
+        instead = f"vmap({call.name}, axis_size={common})  # or without axis_size, since there are mapped tensors"
+    else:
+        instead = (
+            f"vmap({call.name}, in_dims={_suggested(call, prefix, names[odd])})  # if {names[odd]} is the same for all"
+        )
     return ArgumentError(
         at_user_line(
             f"{call}: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the "
             "mapped dimension",
-            f"vmap({call.name}, in_dims={_suggested(call, prefix, odd)})  # if {names[odd]} is the same for all",
+            instead,
             rows,
         )
     )
@@ -237,23 +243,34 @@ def _names_under(entry: Any, tree: Any, root: str) -> list[str]:
     return found
 
 
-def _suggested(call: Call, prefix: tuple, without: int | None = None) -> str:
-    """An `in_dims` that would do: 0 for what holds tensors with dims, None for the rest."""
-    names = _leaf_names(call, prefix) if without is not None else []
-    blamed = "" if without is None else names[without]
+def _suggested(call: Call, prefix: tuple | None = None, without: str = "") -> str:
+    """An `in_dims` that would do: as given where that is possible, None for what cannot be mapped and for `without`."""
+    given: dict[str, Any] = {}
+    if prefix is not None:
+        _, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
+        given = dict(zip(_leaf_names(call, prefix), dims))
 
-    def entry(name: str, arg: Any) -> Any:
-        leaves = flatten(arg)[0]
-        if blamed and (blamed == name or blamed.startswith((name + "[", name + "."))):
-            if children_of(arg) is None or isinstance(arg, Tensor):
+    def entry(name: str, tree: Any) -> Any:
+        children = children_of(tree)
+        if isinstance(tree, Tensor) or children is None or name in given:
+            possible = isinstance(tree, Tensor) and tree.dim() > 0 and not tree.is_nested and name != without
+            dim = given.get(name, 0)
+            if not possible or dim is None:
                 return None
-            return {k: (None if blamed == f"{name}[{k!r}]" else 0) for k in arg} if isinstance(arg, dict) else None
-        return 0 if leaves and all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves) else None
+            return dim if isinstance(dim, int) and -tree.dim() <= dim < tree.dim() else 0
+        entries = [entry(name + step, item) for step, item in children]
+        if all(e is None for e in entries):
+            return None
+        if all(e == entries[0] and isinstance(e, int) for e in entries):
+            return entries[0]
+        if isinstance(tree, dict):
+            return dict(zip(tree, entries))
+        return entries if isinstance(tree, list) else tuple(entries)
 
-    entries = [entry(name, arg) for name, arg in zip(call.argument_names(), call.args, strict=True)]
-    if len(entries) == 1:
-        return repr(entries[0]) if isinstance(entries[0], int) else repr(tuple(entries))
-    return "0" if entries and all(e == 0 and e is not None for e in entries) else repr(tuple(entries))
+    entries = [entry(name, arg) for name, arg in zip(call.argument_names(), call.args)]
+    if entries and all(e == entries[0] and isinstance(e, int) for e in entries):
+        return repr(entries[0])
+    return repr(tuple(entries))
 
 
 def out_dims_mismatch(func: Callable, out_dims: Any, spec: Spec, mismatch: PrefixMismatch) -> ArgumentError:
@@ -269,24 +286,24 @@ def out_dims_mismatch(func: Callable, out_dims: Any, spec: Spec, mismatch: Prefi
     )
 
 
-def out_dim_error(func: Callable, dim: int, rank: int) -> DimensionError:
+def out_dim_error(func: Callable, dim: int, rank: int, where: str) -> DimensionError:
     """The error for an out_dim that a result does not have."""
     name = function_name(func)
     return DimensionError(
         at_user_line(
             f"vmap({name}, ..., out_dims={dim}): Dimension out of range (expected to be in range of [-{rank}, "
-            f"{rank - 1}], but got {dim}): a result has {rank} dims, its lanes included",
+            f"{rank - 1}], but got {dim}): {where} has {rank} dims, its lanes included",
             f"vmap({name}, out_dims=0)",
         )
     )
 
 
-def dynamic_lanes(func: Callable, leaf: Tensor) -> ArgumentError:
+def dynamic_lanes(func: Callable, leaf: Tensor, where: str) -> ArgumentError:
     """The error for a result with lanes where `out_dims` is None."""
     name = function_name(func)
     return ArgumentError(
         at_user_line(
-            f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None: a result of shape "
+            f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None: {where} of shape "
             f"{list(leaf.shape)} differs from lane to lane, so there is no one value to return",
             f"vmap({name}, out_dims=0)",
         )
@@ -308,15 +325,15 @@ def lanes_in_object(level: BatchLevel, leaf: Any) -> str | None:
     return None
 
 
-def returned_lanes(func: Callable, leaf: Any, where: str) -> ArgumentError:
+def returned_lanes(func: Callable, leaf: Any, attribute: str, where: str) -> ArgumentError:
     """The error for lanes that leave inside an object vmap cannot look into."""
     name = function_name(func)
-    holds = f"whose `{where}` has lanes" if where else "which holds tensors with lanes"
+    holds = f"whose `{attribute}` has lanes" if attribute else "which holds tensors with lanes"
     return ArgumentError(
         at_user_line(
-            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)}, {holds}. Did you mean to "
-            "set out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and "
+            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)} for {where}, {holds}. Did you "
+            "mean to set out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and "
             "classes registered with torch's pytree",
-            f"return out{where}  # the tensors themselves" if where else "return list(out)",
+            f"return y{attribute}  # the tensors themselves" if attribute else "return list(y)",
         )
     )

@@ -9,9 +9,8 @@ from torch import Tensor
 from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
-from lanewise._transforms.arguments import split_aux
+from lanewise._transforms.arguments import check_outputs, split_aux
 from lanewise._transforms.compiling import is_compiling, traced
-from lanewise._transforms.reverse import check_outputs
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
 

@@ -22,8 +22,11 @@ from lanewise._core.trees import LEAF, Spec, flatten, unflatten
 from lanewise._torch_compat import FACTORY_KEY_SET, ExcludeDispatchKeyGuard, peer_engine_active
 from lanewise._transforms.arguments import (
     Call,
+    Site,
     check_argnums,
     check_differentiable,
+    check_output_dtypes,
+    check_outputs,
     check_tensors,
     refuse_peer,
     replace,
@@ -34,7 +37,7 @@ from lanewise._transforms.chunks import check_chunk_options, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
 from lanewise._transforms.forward import jvp
-from lanewise._transforms.reverse import Recording, check_outputs, needs_graph, pull_back, tracked, untrack
+from lanewise._transforms.reverse import Recording, needs_graph, pull_back, tracked, untrack
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -123,17 +126,17 @@ def jacrev(
             return traced("jacrev", plain, argnums, has_aux=has_aux, chunk_size=chunk_size)(*args)
         if peer_engine_active():
             raise refuse_peer("jacrev")
-        positions = tuple(range(len(args))) if argnums is None else check_argnums(argnums, len(args))
+        site = ("jacrev", func, args, kwargs, argnums)
+        positions = all_positions(site, argnums, args)
         with Recording() as recording:
             outer = recording.outer
-            leaves, in_spec = read_inputs("jacrev", args, positions)
+            leaves, in_spec = read_inputs(site, args, positions)
             inputs = [tracked(leaf, outer) for leaf in leaves]
             value = func(*replace(args, positions, unflatten(list(inputs), in_spec)), **kwargs)
-            value, aux = split_aux("jacrev", value, has_aux)
+            value, aux = split_aux(site, value, has_aux)
             outputs, out_spec = flatten(value)
-            check_outputs("jacrev", value, outputs)
-            for position, out in enumerate(outputs):
-                check_differentiable("jacrev", out, value, position, "All outputs of f must be")
+            check_outputs(site, value, outputs)
+            check_output_dtypes(outputs, value, site)
             basis = Basis(outputs, [out.is_complex() for out in outputs])
             create_graph = outer and needs_graph(outputs, inputs)
 
@@ -168,8 +171,7 @@ def jacrev(
                 columns = join([leaves for leaves, _, _ in results], inputs, basis.total, _preallocate_and_copy)
             if has_aux:
                 aux = untrack(aux, inputs, outer)
-        call = Call("jacrev", func, args, kwargs, {})
-        blocks = [of_reverse(call, column, x, basis) for column, x in zip(columns, inputs)]
+        blocks = [of_reverse(site, column, x, basis) for column, x in zip(columns, inputs)]
         rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(outputs))]
         result = unflatten(rows, out_spec)
         return (result, aux) if has_aux else result
@@ -177,7 +179,7 @@ def jacrev(
     return jacobian
 
 
-def of_reverse(call: Call, column: Tensor, x: Tensor, basis: Basis) -> list[Tensor]:
+def of_reverse(site: Site, column: Tensor, x: Tensor, basis: Basis) -> list[Tensor]:
     """`[total, *x]` -> the Jacobian `[*y, *x]` of each output y."""
     if len(basis.tensors) == 1 and not basis.twice[0]:
         return [column.reshape((*basis.tensors[0].shape, *x.shape))]
@@ -187,7 +189,7 @@ def of_reverse(call: Call, column: Tensor, x: Tensor, basis: Basis) -> list[Tens
             # With cotangents v, a backward pass gives conj(J_z) v + J_zbar conj(v).
             along_1, along_i = rows[: y.numel()], rows[y.numel() :]
             if x.is_complex():
-                check_holomorphic(call, along_1 + 1j * along_i, along_1)
+                check_holomorphic(site, along_1 + 1j * along_i, along_1)
                 rows = ((along_1 - 1j * along_i) / 2).conj()
             else:
                 rows = torch.complex(along_1, along_i)
@@ -249,8 +251,9 @@ def jacfwd(
             return traced("jacfwd", plain, argnums, has_aux, randomness=randomness, chunk_size=chunk_size)(*args)
         if peer_engine_active():
             raise refuse_peer("jacfwd")
-        positions = tuple(range(len(args))) if argnums is None else check_argnums(argnums, len(args))
-        leaves, in_spec = read_inputs("jacfwd", args, positions)
+        site = ("jacfwd", func, args, kwargs, argnums)
+        positions = all_positions(site, argnums, args)
+        leaves, in_spec = read_inputs(site, args, positions)
         basis = Basis(leaves, [leaf.is_complex() for leaf in leaves])
 
         def of_leaves(*duals: Tensor) -> Any:
@@ -287,15 +290,14 @@ def jacfwd(
             _, aux, out_spec = results[0]
             outputs = [t[0] for t in results[0][0]] if basis.total else []
             rows = join([pushed for pushed, _, _ in results], outputs, basis.total, False)
-        call = Call("jacfwd", func, args, kwargs, {})
-        blocks = [unflatten(of_forward(call, row, basis), in_spec) for row in rows]
+        blocks = [unflatten(of_forward(site, row, basis), in_spec) for row in rows]
         result = unflatten(blocks, out_spec)
         return (result, aux) if has_aux else result
 
     return jacobian
 
 
-def of_forward(call: Call, row: Tensor, basis: Basis) -> list[Tensor]:
+def of_forward(site: Site, row: Tensor, basis: Basis) -> list[Tensor]:
     """`[total, *y]` -> the Jacobian `[*y, *x]` with respect to each input x."""
     if len(basis.tensors) == 1 and not basis.twice[0]:
         return [row.movedim(0, -1).reshape((*row.shape[1:], *basis.tensors[0].shape))]
@@ -305,7 +307,7 @@ def of_forward(call: Call, row: Tensor, basis: Basis) -> list[Tensor]:
             # Along a direction v, a forward pass gives J_z v + J_zbar conj(v).
             along_1, along_i = part[: x.numel()], part[x.numel() :]
             if part.is_complex():
-                check_holomorphic(call, along_1 + 1j * along_i, along_1)
+                check_holomorphic(site, along_1 + 1j * along_i, along_1)
                 part = (along_1 - 1j * along_i) / 2
             else:
                 part = torch.complex(along_1, along_i)
@@ -361,17 +363,21 @@ def hessian(
     )
 
 
-def read_inputs(api: str, args: tuple, argnums: int | tuple[int, ...]) -> tuple[list[Tensor], Spec]:
+def read_inputs(site: Site, args: tuple, argnums: int | tuple[int, ...]) -> tuple[list[Tensor], Spec]:
     """The leaves to differentiate with respect to, and their structure."""
     chosen = select(args, argnums)
     if isinstance(chosen, Tensor):
         leaves, spec = [chosen], LEAF
     else:
         leaves, spec = flatten(chosen)
-        check_tensors(leaves, chosen, api, "args")
-    for position, leaf in enumerate(leaves):
-        check_differentiable(api, leaf, chosen, position)
+        check_tensors(leaves, site, argnums)
+    check_differentiable(leaves, site, argnums)
     return leaves, spec
+
+
+def all_positions(site: Site, argnums: Any, args: tuple) -> int | tuple[int, ...]:
+    """`argnums` as positions; None stands for all arguments."""
+    return tuple(range(len(args))) if argnums is None else check_argnums(site, argnums, len(args))
 
 
 def lanes_of(level: BatchLevel, tensor: Tensor) -> Tensor:
@@ -411,12 +417,13 @@ def join(chunks: list[list[Tensor]], like: list[Tensor], total: int, preallocate
     return joined
 
 
-def check_holomorphic(call: Call, twice_along_conj: Tensor, scale: Tensor) -> None:
+def check_holomorphic(site: Site, twice_along_conj: Tensor, scale: Tensor) -> None:
     """Raise where the derivative along the conjugate is not zero. On lanes, where no value can be asked, it is not."""
     if isinstance(twice_along_conj, Plane) or twice_along_conj.device.type == "meta" or not scale.numel():
         return
     off, size = twice_along_conj.detach().abs().max(), scale.detach().abs().max()
     if off > size * torch.finfo(scale.dtype).eps ** 0.5:
+        call = Call(*site[:-1], {"argnums": site[-1]})
         raise TransformError(
             at_user_line(
                 f"{call}: the function is complex but not holomorphic: its derivative depends on the direction in the "

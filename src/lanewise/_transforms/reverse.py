@@ -10,10 +10,15 @@ from torch import Tensor
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.plane import Plane, recorded
-from lanewise._core.trees import LEAF, flatten, is_leaf, leaf_names, unflatten
+from lanewise._core.trees import LEAF, flatten, unflatten
 from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
 from lanewise._transforms.arguments import (
+    Site,
     check_argnums,
+    check_differentiable,
+    check_output_dtypes,
+    check_outputs,
+    check_scalar,
     check_tensors,
     cotangent_mismatch,
     cotangents_mismatch,
@@ -22,7 +27,6 @@ from lanewise._transforms.arguments import (
     split_aux,
 )
 from lanewise._transforms.compiling import is_compiling, traced
-from lanewise.errors import TransformError, at_user_line
 
 
 class Recording:
@@ -62,6 +66,16 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     if isinstance(x, Plane) or forward_level() >= 0:
         return x.view_as(x).requires_grad_()
     return x.detach().requires_grad_()
+
+
+def track(leaves: list, outer: bool, site: Site, argnums: int | tuple[int, ...] | None = None) -> list[Tensor]:
+    """Aliases of the inputs to differentiate with respect to; the errors name the one that cannot be."""
+    check_tensors(leaves, site, argnums)
+    try:
+        return [tracked(leaf, outer) for leaf in leaves]
+    except RuntimeError:
+        check_differentiable(leaves, site, argnums)
+        raise
 
 
 def pull_back(
@@ -221,16 +235,16 @@ def differentiate(
     api: str, func: Callable, argnums: Any, has_aux: bool, args: tuple, kwargs: dict, *, want_value: bool
 ) -> Any:
     """`grads`, `(grads, aux)`, `(grads, value)` or `(grads, (value, aux))`."""
-    argnums = check_argnums(argnums, len(args))
+    site = (api, func, args, kwargs, argnums)
+    argnums = check_argnums(site, argnums, len(args))
     with Recording() as recording:
         outer = recording.outer
         chosen = select(args, argnums)
         leaves, spec = ([chosen], None) if isinstance(chosen, Tensor) else flatten(chosen)
-        check_tensors(leaves, chosen, api, "args")
-        inputs = [tracked(leaf, outer) for leaf in leaves]
+        inputs = track(leaves, outer, site, argnums)
         out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
-        value, aux = split_aux(api, out, has_aux)
-        check_scalar(api, value)
+        value, aux = split_aux(site, out, has_aux)
+        check_scalar(site, value)
         create_graph = outer and needs_graph([value], inputs)
         grads = pull_back([value], inputs, [one(value)], outer, create_graph=create_graph)
         result = grads[0] if spec is None else unflatten(grads, spec)
@@ -241,24 +255,6 @@ def differentiate(
         if recorded(value) and not create_graph:
             value = plane_detach(value)
         return result, ((value, aux) if has_aux else value)
-
-
-def check_scalar(api: str, value: Any) -> None:
-    """Raise unless `value` is a real 0-dim tensor."""
-    if not isinstance(value, Tensor):
-        raise TransformError(
-            at_user_line(
-                f"{api}: Expected f to return a Tensor, got type {type(value)}", "return loss  # a 0-dim tensor"
-            )
-        )
-    if value.dim() != 0:
-        raise TransformError(
-            at_user_line(
-                f"{api}: Expected f to return a scalar Tensor, got tensor with {value.dim()} dims "
-                f"{list(value.shape)}. Maybe you wanted to use the vjp or jacrev APIs instead?",
-                "return loss.sum()  # or: jacrev(f)(x)",
-            )
-        )
 
 
 def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
@@ -317,13 +313,14 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
         return traced("vjp", func, *primals, has_aux=has_aux)
     with Recording() as recording:
         outer = recording.outer
+        site = ("vjp", func, primals, {}, None)
         leaves, spec = flatten(primals)
-        check_tensors(leaves, primals, "vjp", "primals")
-        inputs = [tracked(leaf, outer) for leaf in leaves]
+        inputs = track(leaves, outer, site)
         out = func(*unflatten(list(inputs), spec))
-        value, aux = split_aux("vjp", out, has_aux)
+        value, aux = split_aux(site, out, has_aux)
     outputs, out_spec = flatten(value)
-    check_outputs("vjp", value, outputs)
+    check_outputs(site, value, outputs)
+    check_output_dtypes(outputs, value, site)
 
     def back(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
         if isinstance(cotangents, Tensor) and out_spec is LEAF:
@@ -346,19 +343,3 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
 
     shown = untrack(value, inputs, outer)
     return (shown, back, untrack(aux, inputs, outer)) if has_aux else (shown, back)
-
-
-def check_outputs(api: str, value: Any, outputs: list) -> None:
-    """Raise unless the outputs are tensors, at least one."""
-    for position, out in enumerate(outputs):
-        if not isinstance(out, Tensor):
-            name = "output" if is_leaf(value) else leaf_names(value, "output")[position]
-            raise TransformError(
-                at_user_line(
-                    f"{api}: expected f(*primals) to return only tensors, got unsupported type {type(out)} at {name}"
-                )
-            )
-    if not outputs:
-        raise TransformError(
-            at_user_line(f"{api}: Expected f to be a function that has non-empty output (got output = {value!r})")
-        )

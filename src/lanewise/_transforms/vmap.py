@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.plane import sync
-from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, unflatten
+from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
@@ -85,7 +85,7 @@ def vmap(
     check_randomness(randomness)
     check_chunk_options("vmap", chunk_size, memory_budget)
     direct = chunk_size is None and axis_size is None and not progress
-    front = direct and type(in_dims) is int and in_dims == 0
+    front = direct and type(in_dims) is int and in_dims == 0 and type(out_dims) is int
     estimates: dict = {}
 
     @functools.wraps(func)
@@ -167,15 +167,20 @@ def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable) -> tuple[l
         leaves, dims, spec = flatten_with_prefix(out_dims, out)
     except PrefixMismatch as mismatch:
         raise out_dims_mismatch(func, out_dims, flatten(out)[1], mismatch) from None
-    return [leave_leaf(level, leaf, dim, func) for leaf, dim in zip(leaves, dims, strict=True)], dims, spec
+    for position, (leaf, dim) in enumerate(zip(leaves, dims)):
+        leaves[position] = leave_leaf(level, leaf, dim, (func, out, position))
+    return leaves, dims, spec
 
 
-def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, func: Callable) -> Any:
-    """One leaf of a result: lanes moved to `dim`, or the leaf as it is where it is no tensor."""
+def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, place: tuple[Callable, Any, int]) -> Any:
+    """One leaf of a result: lanes moved to `dim`, or the leaf as it is where it is no tensor.
+
+    `place` says whose result it is, and which leaf of it, for messages.
+    """
     if not isinstance(leaf, Tensor):
-        where = lanes_in_object(level, leaf)
-        if where is not None:
-            raise returned_lanes(func, leaf, where)
+        attribute = lanes_in_object(level, leaf)
+        if attribute is not None:
+            raise returned_lanes(place[0], leaf, attribute, output_name(place))
         return leaf
     value, lanes = leaf, False
     if type(leaf) is BatchTensor and leaf.level is level:
@@ -184,12 +189,18 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, func: Callable) ->
         value, lanes = leaf.value, leaf.mapped
     if dim is None:
         if lanes:
-            raise dynamic_lanes(func, leaf)
+            raise dynamic_lanes(place[0], leaf, output_name(place))
         return value
     if not lanes:
         value = value.expand(level.size, *value.shape)
     if dim == 0:
         return value
     if not -value.dim() <= dim < value.dim():
-        raise out_dim_error(func, dim, value.dim())
+        raise out_dim_error(place[0], dim, value.dim(), output_name(place))
     return value.movedim(0, dim)
+
+
+def output_name(place: tuple[Callable, Any, int]) -> str:
+    """A leaf of a result as messages name it: `output['loss']`."""
+    _, out, position = place
+    return leaf_names(out, "output")[position]
