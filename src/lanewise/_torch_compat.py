@@ -4,6 +4,7 @@ Nothing here belongs to torch's own transform engine; the one name that mentions
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch._decomp
@@ -134,6 +135,13 @@ single_level_setup_context = torch.autograd.function._SingleLevelFunction.setup_
 # The base of `Function` on which torch's own `apply` looks for the next one: an `apply` set here sees every application,
 # also through a bound `MyFunction.apply` that the user took earlier. Without it: replace `Function.apply` itself.
 AnyFunction = torch.autograd.function._SingleLevelFunction
+_apply = torch._C._FunctionBase.__dict__["apply"]
+
+
+def apply_plainly(cls: type, *args: object, **kwargs: object) -> Any:
+    """Record a Function on the plane of its operands, whatever planes there are below."""
+    return _apply.__get__(None, cls)(*args, **kwargs)
+
 
 # The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm

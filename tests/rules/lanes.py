@@ -1,5 +1,7 @@
-"""One function of one example against a Python loop: every subset of mapped arguments, every place of the lanes, nested,
-and with gradients taken inside and outside."""
+"""One function of one example against a Python loop.
+
+Every subset of mapped arguments, every place of the lanes, nested, and with gradients taken inside and outside.
+"""
 
 from __future__ import annotations
 

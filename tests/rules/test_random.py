@@ -160,16 +160,16 @@ def test_generators(randomness):
     before = torch.get_rng_state()
     xs = odds(3, 4)
 
-    def f(x, generator):
-        return (
-            torch.rand(2, generator=generator)
-            + torch.normal(x[:2], 1.0, generator=generator)
-            + x[:2].clone().uniform_(generator=generator)
-        )
+    def run(seed):
+        generator = torch.Generator().manual_seed(seed)
 
-    runs = [
-        vmap(lambda x, g=torch.Generator().manual_seed(seed): f(x, g), randomness=randomness)(xs) for seed in (1, 1, 2)
-    ]
+        def f(x):
+            numbers = torch.rand(2, generator=generator) + torch.normal(x[:2], 1.0, generator=generator)
+            return numbers + (x[:2] * 1).uniform_(generator=generator)
+
+        return vmap(f, randomness=randomness)(xs)
+
+    runs = [run(seed) for seed in (1, 1, 2)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     assert torch.equal(before, torch.get_rng_state())
 

@@ -65,6 +65,6 @@ def test_sorting(name):
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
 def test_segment_reduce(reduce):
-    lengths = lambda g: torch.tensor([2, 0, 3])[torch.randperm(3, generator=g)]  # noqa: E731
+    lengths = lambda g: torch.tensor([2, 0, 3])[torch.randperm(3, generator=g)]
     check(lambda x, n: torch.segment_reduce(x, reduce, lengths=n, unsafe=True), normal(5), lengths, nested=False)
     check(lambda x, n: torch.segment_reduce(x, reduce, lengths=n, unsafe=True), normal(5, 2), lengths, nested=False)

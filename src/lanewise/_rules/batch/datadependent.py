@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.factories import route
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
@@ -30,22 +31,19 @@ def lane_numbers(level: BatchLevel, like: Tensor, rank: int) -> Tensor:
 
 @lane_rule(aten._local_scalar_dense.default, raw=True)
 def local_scalar_dense(level, x):
-    """The number that all lanes agree on, or an error."""
+    """The one number of all lanes, or an error; zero where there are no lanes."""
     if not level.mapped(x):
         return level.physical(x).item()
-    value = x.value
-    if level.size == 0:
-        return value.new_zeros(()).item()
-    first = value[0]
-    same = (value == first) | ((value != value) & (first != first))
-    if bool(same.all()):
+    if not level.size:
+        return torch.zeros((), dtype=x.dtype).item()
+    first = x.value.select(0, 0)
+    if torch.equal(x.value, first.expand(level.size)):
         return first.item()
     raise LaneValueError(
         at_user_line(
-            f"vmap: It looks like you're calling .item on a Tensor (also float(), int(), range() or a slice bound), or "
-            f"attempting to use a Tensor in some data-dependent control flow (if, while, assert, bool()). The value "
-            f"{list(x.shape)} {x.dtype} differs from lane to lane, of which there are {level.size}, so there is no one "
-            "Python value",
+            "vmap: It looks like you're calling .item on a Tensor, or attempting to use a Tensor in some "
+            f"data-dependent control flow. The value differs from lane to lane, of which there are {level.size}: there "
+            "is no one Python value",
             "torch.where(condition, a, b)      # instead of `if condition`\n"
             "keep the value in a tensor        # instead of .item(), float() or int()",
         )
@@ -178,4 +176,29 @@ for _op in (
         _op,
         "vmap: set_ exchanges the memory of a tensor, and the lanes of a mapped tensor share one memory",
         "x.copy_(source)                   # or x = source",
+    )
+
+
+def _tensor_split(x: Tensor, indices: Tensor, dim: int = 0) -> list[Tensor]:
+    """torch's own reads the memory of the indices."""
+    places = [int(index) for index in indices.unbind()] if indices.dim() else int(indices)
+    return aten.tensor_split(x, places, dim)
+
+
+route(aten.tensor_split.tensor_indices_or_sections, _tensor_split)
+
+for _op in (
+    aten._to_sparse.default,
+    aten._to_sparse.sparse_dim,
+    aten._to_sparse_bsc.default,
+    aten._to_sparse_bsr.default,
+    aten._to_sparse_csc.default,
+    aten._to_sparse_csr.default,
+    aten.sparse_mask.default,
+    aten.sparse_sampled_addmm.default,
+):
+    refuse(
+        _op,
+        f"vmap: {_op}: sparse tensors cannot have lanes",
+        "torch.where(mask, x, 0)           # dense inside the mapped function, .to_sparse() outside",
     )

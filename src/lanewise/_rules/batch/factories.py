@@ -1,10 +1,12 @@
 """Tensors made from others, and tensors made from nothing inside a mapped function."""
 
 import torch
+from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import adopt_copies_by, adopt_results_of, keep_factories_plain_inside
-from lanewise._rules.batch.families import lane_rule
+from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -170,3 +172,51 @@ def has_same_storage_numel(level: BatchLevel, a, b):
 def new_zeros_with_same_feature_meta(level, x, other, *, self_num_batch_dims=0):
     """-> [B, *S of other] of zeros, for the tangent that forward mode makes"""
     return torch.zeros((level.size, *other.shape), dtype=other.dtype, device=other.device)
+
+
+# --- ranges between tensors ------------------------------------------------------------------------------------------
+
+
+def _steps(start, end, steps, dtype):
+    """`steps` numbers from start to end in the dtype that torch computes them in, each counted from its nearer end."""
+    for bound in (start, end):
+        if isinstance(bound, Tensor) and bound.dim():
+            raise TransformError(
+                at_user_line(f"linspace only supports 0-dimensional start and end tensors, got {list(bound.shape)}")
+            )
+    exact = dtype if dtype.is_floating_point or dtype.is_complex else torch.float64
+    first, last = (
+        bound.to(dtype).to(exact) if isinstance(bound, Tensor) else torch.full((), bound, dtype=dtype).to(exact)
+        for bound in (start, end)
+    )
+    if steps < 2:
+        return first.reshape(1)[:steps]
+    step = (last - first) / (steps - 1)
+    places = torch.arange(steps, dtype=exact if not exact.is_complex else torch.float64, device=first.device)
+    return torch.where(places < steps // 2, first + step * places, last - step * (steps - 1 - places)).to(exact)
+
+
+def _range_dtype(dtype, *bounds):
+    if dtype is not None:
+        return dtype
+    default = torch.get_default_dtype()
+    complex_bound = any(
+        bound.is_complex() if isinstance(bound, Tensor) else isinstance(bound, complex) for bound in bounds
+    )
+    return torch.promote_types(default, torch.complex32) if complex_bound else default
+
+
+def _linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
+    dtype = _range_dtype(dtype, start, end)
+    return _steps(start, end, steps, dtype).to(dtype=dtype, device=device)
+
+
+def _logspace(start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None):
+    dtype = _range_dtype(dtype, start, end)
+    return torch.pow(base, _steps(start, end, steps, dtype)).to(dtype=dtype, device=device)
+
+
+for _op in (aten.linspace.Scalar_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Tensor_Tensor):
+    decompose(_op, _linspace)
+for _op in (aten.logspace.Scalar_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Tensor_Tensor):
+    decompose(_op, _logspace)

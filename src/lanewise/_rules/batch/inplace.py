@@ -1,8 +1,12 @@
-"""Copies and fills in place."""
+"""Copies and fills in place, and operations on lists of tensors."""
 
 import torch
+from torch import Tensor
 
-from lanewise._rules.batch.families import aligner, lane_rule
+from lanewise._core.missing import lane_loop
+from lanewise._rules.batch.families import aligner, decompose, lane_rule
+from lanewise._torch_compat import operator_names
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -19,3 +23,76 @@ def fill_(level, x, value):
     """x [B, *S] <- value [B] or []"""
     align = aligner(level, [x, value], promote=False)
     return x.value.copy_(align(value))
+
+
+@lane_rule(aten.fill.Tensor)
+def fill(level, x, value):
+    """x [B, *S], value [B] or [] -> value everywhere [B, *S]"""
+    align = aligner(level, [x, value], promote=False)
+    return align(value).to(x.dtype).expand(level.size, *x.shape).clone(memory_format=torch.contiguous_format)
+
+
+@lane_rule(aten.copy.default)
+def copy(level, x, source, non_blocking=False):
+    """x [B, *S], source [B, *T] or [*T] -> source, broadcast to x [B, *S]"""
+    align = aligner(level, [x, source], promote=False)
+    return aten.copy(level.expanded(x), align(source), non_blocking)
+
+
+@lane_rule(aten.fill_diagonal_.default)
+def fill_diagonal_(level, x, fill_value, wrap=False):
+    """x [B, *S] <- fill_value where all coordinates are equal"""
+    if x.dim() < 2:
+        raise TransformError(at_user_line(f"fill_diagonal_: dimensions must larger than 1, got {list(x.shape)}"))
+    if x.dim() > 2 and len(set(x.shape)) > 1:
+        raise TransformError(at_user_line("fill_diagonal_: all dimensions of input must be of equal length"))
+    mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device).fill_diagonal_(True, wrap)
+    return x.value.masked_fill_(mask, fill_value)
+
+
+# --- lists of tensors ------------------------------------------------------------------------------------------------
+
+
+def _listed(op):
+    """One operation per tensor of the lists, as one call below."""
+    lists = [
+        k
+        for k, arg in enumerate(op._schema.arguments)
+        if "Tensor[]" in str(arg.type) or "List[Tensor]" in str(arg.type)
+    ]
+    mutates = op._schema.is_mutable
+
+    @lane_rule(op)
+    def run(level, *args, **options):
+        """lists of [B, *S] or [*S] -> a list of [B, *S]"""
+        alone = [arg for arg in (*args, *options.values()) if isinstance(arg, Tensor)]
+        if any(level.mapped(arg) for arg in alone):
+            return lane_loop(level, op, args, options)
+        bound = [list(arg) if k in lists else arg for k, arg in enumerate(args)]
+        for i in range(len(args[lists[0]])):
+            operands = [args[k][i] for k in lists if k < len(args)]
+            align = aligner(level, [*operands, *alone], promote=not mutates)
+            lanes = any(level.mapped(operand) for operand in operands)
+            for k in lists:
+                if k < len(args):
+                    bound[k][i] = align(args[k][i]) if lanes else level.expanded(args[k][i])
+        return op(*bound, **options)
+
+
+_BY_TENSOR = {
+    "_foreach_clone": lambda x, *, memory_format=None: [t.clone() for t in x],
+    "_foreach_max": lambda x: [t.max() for t in x],
+    "_foreach_mm": lambda x, y: [a @ b for a, b in zip(x, y, strict=True)],
+    "_foreach_norm": lambda x, ord=2, dtype=None: [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in x],
+    "_foreach_powsum": lambda x, ord=2, dtype=None: [t.abs().pow(ord).sum(dtype=dtype) for t in x],
+}
+
+for _name in operator_names("aten::_foreach_"):
+    _packet, _, _overload = _name.removeprefix("aten::").partition(".")
+    if "out" in _overload:
+        continue
+    _op = getattr(getattr(aten, _packet), _overload or "default")
+    if _packet in _BY_TENSOR:
+        decompose(_op, _BY_TENSOR[_packet])
+    else:
+        _listed(_op)

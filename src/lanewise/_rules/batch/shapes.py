@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.plane import refit
 from lanewise._rules.batch.datadependent import at_least_1d
 from lanewise._rules.batch.families import (
     along_dims,
@@ -218,9 +217,9 @@ def _require_within_lane(x, size, stride, storage_offset) -> None:
     if not _within_lane(x, size, stride, storage_offset):
         raise TransformError(
             at_user_line(
-                f"vmap: as_strided(size={list(size)}, stride={list(stride)}, storage_offset={storage_offset}) on a lane "
-                f"of shape {list(x.shape)} with strides {list(x.stride())} reads memory that is not its own: lanes lie "
-                "interleaved, or the tensor is a slice of another",
+                f"vmap: as_strided(size={list(size)}, stride={list(stride)}, storage_offset={storage_offset}) on a "
+                f"lane of shape {list(x.shape)} with strides {list(x.stride())} reads memory that is not its own: "
+                "lanes lie interleaved, or the tensor is a slice of another",
                 "x.clone(memory_format=torch.contiguous_format).as_strided(...)   # strides of a tensor of its own\n"
                 "x.unfold(dim, size, step)                                        # for windows",
             )
@@ -281,4 +280,7 @@ def resize_(level: BatchLevel, x, size, *, memory_format=None):
         raise TransformError(at_user_line("vmap: resize_ of a tensor of another plane is not possible"))
     value = x.value if x.mapped else x.value.expand(level.size, *x.shape)
     like = level.wrap(level.below(resized, value))
-    return refit(x, like, aten.as_strided_.default, (x, size, like.stride()), {})
+    # The shape of a wrapper cannot grow by an operation: its storage is as large as its first shape.
+    Tensor.data.__set__(x, like)  # type: ignore[attr-defined]
+    level.copy_slots(x, like)
+    return x

@@ -125,7 +125,7 @@ def segment_reduce(
         indices=None if indices is None else level.expanded(indices).contiguous(),
         offsets=None if offsets is None else level.expanded(offsets).contiguous(),
         axis=shift_dim(axis, data.dim()),
-        unsafe=unsafe,
+        unsafe=unsafe or not level.size,
         initial=initial,
     )
 

@@ -4,7 +4,7 @@ import torch
 
 from lanewise._core.autograd import cuts_all_planes
 from lanewise._core.batch import BatchLevel, refit_in_place
-from lanewise._rules.batch.families import along_dims, lane_rule, leading, shift_dims, sized
+from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims, sized
 
 aten = torch.ops.aten
 
@@ -18,7 +18,6 @@ along_dims(
     aten.unbind.int,
     aten.unsqueeze.default,
 )
-leading(aten.view_as_complex.default)
 sized(aten._unsafe_view.default)
 
 
@@ -94,7 +93,7 @@ def alias(level, x):
 @lane_rule(aten.detach.default, raw=True, same_plane=True)
 def detach(level, x):
     """Cuts this plane only where autograd itself asks, for tensors it saves; the user's `torch.detach` cuts all."""
-    value = x.value.detach() if cuts_all_planes() else x.value
+    value = level.below(torch.detach, x.value) if cuts_all_planes() else x.value
     return level.wrap(value) if x.mapped else level.adopt(value, (x, aten.detach.default, (), {}, None))
 
 
@@ -114,6 +113,13 @@ def conj(level, x):
 def neg_view(level, x):
     """x [B, *S] -> its lazy negative"""
     return aten._neg_view.default(x.value)
+
+
+@lane_rule(aten.view_as_complex.default)
+def view_as_complex(level, x):
+    """x [B, *S, 2] -> [B, *S] complex"""
+    # No lanes, no elements: strides that do not matter, which torch checks all the same.
+    return torch.view_as_complex(x.value if level.size else x.value.contiguous())
 
 
 @lane_rule(aten.view_as_real.default)

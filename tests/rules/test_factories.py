@@ -1,0 +1,158 @@
+"""Tensors made inside a mapped function: they take lane values; and lists of tensors, ranges, copies."""
+
+import pytest
+import torch
+
+from lanewise import vmap
+from tests.rules.lanes import bools, check, ints, normal
+
+aten = torch.ops.aten
+MAKERS = {
+    "zeros": lambda x: torch.zeros(3, dtype=x.dtype),
+    "ones": lambda x: torch.ones(3, dtype=x.dtype),
+    "full": lambda x: torch.full((3,), 2.0, dtype=x.dtype),
+    "arange": lambda x: torch.arange(3.0, dtype=x.dtype),
+    "linspace": lambda x: torch.linspace(0, 1, 3, dtype=x.dtype),
+    "eye": lambda x: torch.eye(3, dtype=x.dtype)[1],
+    "tensor": lambda x: torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype),
+    "as_tensor": lambda x: torch.as_tensor([1.0, 2.0, 3.0], dtype=x.dtype),
+    "zeros_like": lambda x: torch.zeros_like(CAPTURED),
+    "ones_like": lambda x: torch.ones_like(CAPTURED),
+    "full_like": lambda x: torch.full_like(CAPTURED, 4.0),
+    "new_zeros": lambda x: CAPTURED.new_zeros(3),
+    "new_full": lambda x: CAPTURED.new_full((3,), 5.0),
+    "new_tensor": lambda x: CAPTURED.new_tensor([1.0, 2.0, 3.0]),
+    "new_ones of a lane": lambda x: x.new_ones(3),
+    "new_empty of a lane": lambda x: x.new_empty(3).zero_(),
+    "empty_like of a lane": lambda x: torch.empty_like(x.expand(3)).zero_(),
+    "clone": lambda x: CAPTURED.clone(),
+    "to": lambda x: CAPTURED.float().to(x.dtype),
+    "cumsum": lambda x: torch.ones(3, dtype=x.dtype).cumsum(0),
+    "deepcopy": lambda x: torch.zeros(3, dtype=x.dtype).clone(),
+}
+CAPTURED = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
+WRITES = {
+    "element": lambda t, x: t.__setitem__(1, x),
+    "slice": lambda t, x: t.__setitem__(slice(1, None), x),
+    "view": lambda t, x: t.view(3, 1)[2].copy_(x),
+    "view before": lambda t, x: t[1:].mul_(x),
+    "whole": lambda t, x: t.add_(x),
+    "by index": lambda t, x: t.__setitem__(torch.tensor([0, 2]), x),
+    "by mask": lambda t, x: t.__setitem__(torch.tensor([True, False, True]), x),
+    "out": lambda t, x: torch.add(x, torch.ones(3, dtype=x.dtype), out=t),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("make", MAKERS)
+def test_lane_values_written_into_what_was_made_inside(make, write):
+    def f(x):
+        t = MAKERS[make](x)
+        early = t[1:]
+        WRITES[write](t, x)
+        return t * 1, early * 2
+
+    check(f, normal(), grad=write != "out")
+    assert torch.equal(CAPTURED, torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64))
+
+
+def test_a_captured_tensor_takes_no_lane_values():
+    total = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="inplace arithmetic") as caught:
+        vmap(lambda x: total.add_(x))(torch.ones(2, 3))
+    assert "torch.zeros_like(t).copy_(t)" in str(caught.value)
+    assert not total.any()
+
+
+def test_what_the_message_advises_works():
+    total = torch.ones(3, requires_grad=True)
+    out = vmap(lambda x: torch.zeros_like(total).copy_(total).mul_(x))(torch.arange(6.0).view(2, 3))
+    (grad,) = torch.autograd.grad(out.sum(), total)
+    assert torch.equal(grad, torch.tensor([3.0, 5.0, 7.0]))
+
+
+def test_copies_that_autograd_makes_stay_plain():
+    """An in-place operation that overwrites what its gradient needs keeps a copy: of a captured tensor, a plain one."""
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    buffers = []
+
+    def f(x):
+        buffers.append((w * 2).clamp_min_(1.0))
+        return (buffers[-1] * x).sum()
+
+    out = vmap(f)(torch.ones(3, 2))
+    (grad,) = torch.autograd.grad(out.sum(), w)
+    assert type(grad) is torch.Tensor and torch.equal(grad, torch.full((2,), 6.0))
+
+
+RANGES = {
+    "linspace": (lambda a, b: torch.linspace(a, b, 5), normal(), normal()),
+    "linspace one": (lambda a, b: torch.linspace(a, b, 1), normal(), normal()),
+    "linspace ints": (lambda a, b: torch.linspace(a, b, 6, dtype=torch.int64), ints(-9, 0), ints(5, 19)),
+    "linspace to": (lambda a: torch.linspace(a, 3.0, 4, dtype=torch.float64), normal()),
+    "linspace from": (lambda b: torch.linspace(-2, b, 4, dtype=torch.float64), normal()),
+    "logspace": (lambda a, b: torch.logspace(a, b, 4, 2.0, dtype=torch.float64), normal(), normal()),
+    "logspace to": (lambda a: torch.logspace(a, 1.0, 3), normal()),
+    "logspace from": (lambda b: torch.logspace(0.5, b, 3), normal()),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_range(name):
+    f, *makers = RANGES[name]
+    check(f, *makers, grad=False)
+
+
+COPIES = {
+    "fill": (lambda x, v: torch.fill(x, v), normal(2, 3), normal()),
+    "fill_": (lambda x, v: torch.zeros_like(x).fill_(v), normal(2, 3), normal()),
+    "copy": (lambda x, y: aten.copy(x, y), normal(2, 3), normal(3)),
+    "fill_diagonal_": (lambda x: (x * 1).fill_diagonal_(7.0), normal(3, 4)),
+    "fill_diagonal_ wrapped": (lambda x: (x * 1).fill_diagonal_(7.0, wrap=True), normal(7, 2)),
+    "fill_diagonal_ cube": (lambda x: (x * 1).fill_diagonal_(7.0), normal(3, 3, 3)),
+    "addmm_": (lambda x, a, b: torch.zeros_like(x).copy_(x).addmm_(a, b), normal(2, 3), normal(2, 4), normal(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copy(name):
+    f, *makers = COPIES[name]
+    check(f, *makers, grad=name != "copy")
+
+
+LISTS = {
+    "add": lambda x, y: torch._foreach_add([x, y], [y, x], alpha=2),
+    "add number": lambda x, y: torch._foreach_add([x, y], 2.0),
+    "mul numbers": lambda x, y: torch._foreach_mul([x, y], [2.0, 3.0]),
+    "addcmul": lambda x, y: torch._foreach_addcmul([x, y], [y, x], [x, x], value=0.5),
+    "lerp": lambda x, y: torch._foreach_lerp([x, y], [y, x], 0.3),
+    "exp": lambda x, y: torch._foreach_exp([x, y]),
+    "norm": lambda x, y: torch._foreach_norm([x, y], 2),
+    "max": lambda x, y: torch._foreach_max([x, y]),
+    "maximum": lambda x, y: torch._foreach_maximum([x, y], [y, x]),
+    "pow": lambda x, y: torch._foreach_pow(2.0, [x, y]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_list(name):
+    f = LISTS[name]
+    check(lambda x, y: tuple(f(x, y)), normal(2, 3), normal(2, 3))
+
+
+def test_lists_in_place():
+    def f(x, y):
+        a, b = torch.zeros_like(x).copy_(x), torch.zeros_like(y).copy_(y)
+        torch._foreach_mul_([a, b], [y, x])
+        torch._foreach_add_([a, b], 1.0)
+        torch._foreach_sqrt_([a.abs_(), b.abs_()])
+        return a, b
+
+    check(f, normal(2, 3), normal(2, 3), grad=False)
+
+
+def test_wheres_and_lerps():
+    check(lambda m, x: torch.where(m, x, 2.5), bools(3), normal(2, 3))
+    check(lambda m, x: torch.where(m, 1.0, x), bools(2, 1), normal(3))
+    check(lambda x, y, w: torch.lerp(x, y, w), normal(3), normal(2, 3), normal())
+    check(lambda x, y: torch.lerp(x, y, 0.3), normal(3), normal(3))
