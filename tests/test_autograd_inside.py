@@ -156,12 +156,8 @@ def checkpointed(x, w):
     return checkpoint(lambda a, b: (a * b).sin().exp() * a, x, w, use_reentrant=False)
 
 
-def checkpointed_reentrant(x, w):
-    return checkpoint(lambda a, b: (a * b).sin().exp() * a, x, w, use_reentrant=True)
-
-
 def checkpointed_twice(x, w):
-    inner = lambda a, b: checkpoint(lambda c, d: (c * d).sin(), a, b, use_reentrant=False).exp()  # noqa: E731
+    inner = lambda a, b: checkpoint(lambda c, d: (c * d).sin(), a, b, use_reentrant=False).exp()
     return checkpoint(inner, x, w, use_reentrant=False)
 
 
@@ -247,7 +243,6 @@ INSIDE = [
     saved_hooks,
     on_cpu,
     checkpointed,
-    checkpointed_reentrant,
     checkpointed_twice,
     checkpointed_with_factories,
     anomaly,
@@ -273,7 +268,7 @@ def test_in_vmap(f):
 
 @by_name
 def test_in_two_vmaps(f):
-    deep = lambda run: lambda xs, w: run(lambda rows, w: run(f)(rows, w))(xs.unflatten(0, (2, 2)), w)  # noqa: E731
+    deep = lambda run: lambda xs, w: run(lambda rows, w: run(f)(rows, w))(xs.unflatten(0, (2, 2)), w)
     assert_same_outcome(outer_gradients(deep(mapped)), outer_gradients(deep(looped)))
 
 
@@ -303,7 +298,7 @@ def test_in_jvp(f):
     if f in CUT_INSIDE:
         pytest.skip("central differences do not see what is cut")
     x, direction = XS[0], XS[1]
-    run = lambda x: f(x, W.clone().requires_grad_())  # noqa: E731
+    run = lambda x: f(x, W.clone().requires_grad_())
     out, tangent = jvp(run, (x,), (direction,))
     assert_same(out.detach(), run(x).detach())
     step = 1e-5
@@ -418,7 +413,7 @@ def test_module_hooks():
 
 def test_hook_inside_reaches_the_gradient_outside():
     xs = XS.clone().requires_grad_()
-    f = lambda x: hooked(x, W)  # noqa: E731
+    f = lambda x: hooked(x, W)
     for run in (vmap(f), looped(f)):
         (g,) = torch.autograd.grad(run(xs).sum(), xs)
         assert_same(g, 20 * XS.sin() * XS.cos() * W * W)
@@ -438,11 +433,33 @@ def test_anomaly_mode_finds_the_lane():
     assert_same(vmap(f)(xs + 1), torch.zeros(2, 1))
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoint_around_transforms(reentrant):
+def test_reentrant_checkpoint():
+    """It works by `.backward()` alone: in a mapped function, around one, and inside a backward of the function's own."""
+    block = lambda a, w: checkpoint(lambda b, v: (b * v).sin().exp() * b, a, w, use_reentrant=True)
+
+    def own(x, w):
+        block(x, w).sum().backward()
+        return x * 2
+
+    programs = {
+        "in vmap": lambda run: lambda xs, w: run(block)(xs, w).sum().backward(),
+        "around vmap": lambda run: lambda xs, w: checkpoint(run(block), xs, w, use_reentrant=True).sum().backward(),
+        "own backward": lambda run: lambda xs, w: run(own)(xs, w),
+    }
+    for name, program in programs.items():
+        left = []
+        for run in (mapped, looped):
+            xs, w = XS.clone().requires_grad_(), W.clone().requires_grad_()
+            program(run)(xs, w)
+            left.append((xs.grad, w.grad))
+        assert all(type(g) is torch.Tensor for g in left[0]), name
+        assert_same(*left)
+
+
+def test_checkpoint_around_transforms():
     def run(xs, w):
-        inner = lambda xs, w: vmap(grad(lambda x: (x * w).sin().sum()))(xs)  # noqa: E731
-        return checkpoint(inner, xs, w, use_reentrant=reentrant)
+        inner = lambda xs, w: vmap(grad(lambda x: (x * w).sin().sum()))(xs)
+        return checkpoint(inner, xs, w, use_reentrant=False)
 
     want = outer_gradients(lambda xs, w: (xs * w).cos() * w)
     assert_same_outcome(outer_gradients(run), want)
@@ -492,7 +509,7 @@ def test_detach_cuts_the_tangent():
 
 @pytest.mark.parametrize("transform", [grad, jacrev, jacfwd, hessian], ids=lambda t: t.__name__)
 def test_detach_inside_every_transform(transform):
-    f = lambda x: (x.detach() * x * torch.detach(x)).sum()  # noqa: E731
+    f = lambda x: (x.detach() * x * torch.detach(x)).sum()
     want = {"hessian": torch.zeros(3, 3, dtype=torch.float64)}.get(transform.__name__, XS[0] ** 2)
     assert_same(transform(f)(XS[0]), want)
 
@@ -542,3 +559,24 @@ def test_requires_grad_on_an_argument():
     assert_same(vmap(f)(xs), 2 * XS)
     assert not xs.requires_grad
     assert xs.grad is None
+
+
+def test_leaf_made_inside_from_a_captured_tensor():
+    """One leaf for each lane, as in a loop, whatever it was made from."""
+
+    def f(x, w):
+        v = w.detach().requires_grad_()
+        (x * v).sin().sum().backward()
+        return v.grad * x
+
+    assert_same(mapped(f)(XS, W), looped(f)(XS, W))
+    assert_same(mapped(f)(XS, W.clone().requires_grad_()), looped(f)(XS, W))
+
+
+def test_writing_through_detach_of_a_captured_tensor():
+    total = torch.zeros(3, dtype=torch.float64)
+    vmap(lambda x: total.detach().add_(1) + x)(XS)
+    assert_same(total, torch.ones(3, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="inplace arithmetic"):
+        vmap(lambda x: total.detach()[:2].add_(x[:2]))(XS)
+    assert_same(total, torch.ones(3, dtype=torch.float64))

@@ -181,7 +181,18 @@ def twice(x, w):
     return OldStyle.apply(OldStyle.apply(x, w), w)
 
 
-PROGRAMS = [old_style, new_style, one_of_two, attributes, sorted_values, in_place, inner, other_name, not_recorded, twice]
+PROGRAMS = [
+    old_style,
+    new_style,
+    one_of_two,
+    attributes,
+    sorted_values,
+    in_place,
+    inner,
+    other_name,
+    not_recorded,
+    twice,
+]
 
 
 def plain_grad(f):
@@ -434,7 +445,9 @@ def test_wrong_number_of_gradients_is_said():
         def backward(ctx, g):
             return g
 
-    with pytest.raises(RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1"):
+    with pytest.raises(
+        RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1"
+    ):
         vmap(grad(lambda x: Short.apply(x, x).sum()))(torch.randn(2, 3))
 
 
@@ -451,7 +464,7 @@ def test_once_differentiable():
             return g * 5 * ctx.saved_tensors[0]
 
     xs = torch.randn(4, 3)
-    f = lambda x: Once.apply(x).sum()  # noqa: E731
+    f = lambda x: Once.apply(x).sum()
     assert_same(vmap(grad(f))(xs), 5 * xs)
     assert_same(grad(lambda X: vmap(f)(X).sum())(xs), 5 * xs)
     for second in (vmap(grad(lambda x: grad(f)(x).sum())), grad(lambda X: vmap(grad(f))(X).sum())):
@@ -487,7 +500,7 @@ class WithJvp(Function):
 
 def test_users_jvp_at_every_depth():
     x = torch.randn(3, dtype=torch.float64)
-    f = lambda x: WithJvp.apply(x, 2.0)  # noqa: E731
+    f = lambda x: WithJvp.apply(x, 2.0)
     first, second = 6 * x**2, 12 * x
     third = torch.full_like(x, 12.0)
     ones = torch.ones_like(x)
@@ -536,7 +549,7 @@ def test_native_forward_mode_around_and_inside():
 
     x = torch.randn(3, dtype=torch.float64)
     xs = torch.randn(4, 3, dtype=torch.float64)
-    f = lambda x: WithJvp.apply(x, 2.0)  # noqa: E731
+    f = lambda x: WithJvp.apply(x, 2.0)
     with forward_ad.dual_level():
         out = vmap(f)(forward_ad.make_dual(xs, torch.ones_like(xs)))
         assert_same(forward_ad.unpack_dual(out).tangent, 6 * xs**2)
@@ -591,7 +604,9 @@ def test_users_vmap_rule():
     assert_same(got.detach(), 2 * w.detach().expand(4, 3))
     ByRule.seen.clear()
     deep = torch.randn(2, 4, 3, dtype=torch.float64)
-    assert_same(vmap(vmap(ByRule.apply, in_dims=(0, None)), in_dims=(0, None))(deep, w).detach(), 1e4 * deep * w.detach())
+    assert_same(
+        vmap(vmap(ByRule.apply, in_dims=(0, None)), in_dims=(0, None))(deep, w).detach(), 1e4 * deep * w.detach()
+    )
     assert [seen[0] for seen in ByRule.seen] == [4, 2]
 
 

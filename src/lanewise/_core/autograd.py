@@ -5,13 +5,16 @@ is on its graph too: `grad` gives it one gradient per lane, `.backward()` adds t
 a loop over the lanes would. A lane of a tensor that is only tracked outside is not: it is asked for below.
 """
 
+import functools
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import current_level, on_plane, pin_grad_mode
@@ -20,6 +23,7 @@ from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
     FACTORY_KEY,
     IncludeDispatchKeyGuard,
+    apply_plainly,
     current_graph_task_id,
     enter_engine_through,
     is_grad_enabled,
@@ -58,10 +62,12 @@ def _accumulate(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], a
         return _with_lane_sums(level, outputs, cotangents, args, kwargs)
     below = frozenset([id(node.variable) for node in leaf_nodes([out for out, _ in pairs])])
     leaves = [node.variable for node in leaf_nodes(outputs)]
-    here = tuple([leaf for leaf in leaves if id(leaf) not in below])
+    here = tuple([leaf for leaf in leaves if id(leaf) not in below and leaf is not _START])
     if here:
-        _with_lane_sums(level, outputs, cotangents, (retain_graph, create_graph, here, *args[3:]), kwargs)
-    elif Retained.any and leaves:
+        # Naming the inputs is left out where all are meant: a reentrant checkpoint refuses it.
+        inputs = () if not below.intersection(map(id, leaves)) else here
+        _with_lane_sums(level, outputs, cotangents, (retain_graph, create_graph, inputs, *args[3:]), kwargs)
+    elif level in retaining and leaves:
         outs, cots = _recorded_only(level, outputs, cotangents)
         run_backward(outs, cots, True, create_graph, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
     return level.below(
@@ -69,15 +75,11 @@ def _accumulate(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], a
     )
 
 
-class Retained:
-    """Whether `retain_grad` was ever called on a wrapper; if not, a graph without leaves of its own need not run."""
-
-    any = False
+# The levels on which `retain_grad` was called; elsewhere a graph without leaves of its own need not run.
+retaining: weakref.WeakSet = weakref.WeakSet()
 
 
-def _with_lane_sums(
-    level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], args: tuple, kwargs: dict
-) -> Any:
+def _with_lane_sums(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], args: tuple, kwargs: dict) -> Any:
     """Run the graph of this plane; leaves of planes below get the sum over the lanes."""
     handles = [
         node.register_prehook(_before_leaf(node.variable))
@@ -151,7 +153,9 @@ def _gradients(
     """Each lane depends on its own lane of a mapped input only, so the plane below has the same gradients."""
     late = [i for i, x in enumerate(inputs) if isinstance(x, Plane) and not recorded(x) and tracked(x)]
     pairs = _pairs_below(level, outputs, cotangents)
-    if not pairs or not all(isinstance(level, BatchLevel) and level.mapped(inputs[i]) for i in late):
+    # Whoever differentiates the result on this plane must find there all that it depends on.
+    differentiated = create_graph and (leaf_nodes(outputs) or any(recorded(c) for c in cotangents if c is not None))
+    if not pairs or differentiated or not all(isinstance(level, BatchLevel) and level.mapped(inputs[i]) for i in late):
         raise TransformError(
             at_user_line(
                 f"torch.autograd.grad: One of the differentiated Tensors does not require grad on this plane, {level!r}: "
@@ -236,6 +240,51 @@ def order(tensor: Any) -> int:
     return tensor.level.order if isinstance(tensor, Plane) else 0
 
 
+class _Begin(Function):
+    """Puts a tensor that is tracked below on the graph of its own plane, as no leaf and without an operation."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, start: Tensor) -> Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return None, None
+
+
+_START = torch.empty(0, requires_grad=True)
+
+
+def begin_history(tensor: Any) -> None:
+    """Record a tensor on its own plane from here on; it is tracked on one below, and somebody asks."""
+    if not is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return
+    if tensor._is_view():
+        tensor.requires_grad_()
+    else:
+        apply_plainly(_Begin, tensor, _START)
+
+
+# --- many cotangents at once -------------------------------------------------------------------------------------------
+
+_grad = torch.autograd.grad
+
+
+@functools.wraps(_grad)
+def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.grad`; with `is_grads_batched` on wrappers, the cotangents are lanes of a level of their own."""
+    outs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    if not kwargs.get("is_grads_batched") or top_level(outs) is None:
+        return _grad(outputs, inputs, grad_outputs, *args, **kwargs)
+    rows = (grad_outputs,) if isinstance(grad_outputs, Tensor) else tuple(grad_outputs)
+    size = next(row.shape[0] for row in rows if row is not None)
+    with BatchLevel(size) as level:
+        cotangents = [None if row is None else level.wrap(row) for row in rows]
+        found = _grad(outs, inputs, cotangents, *args, **{**kwargs, "is_grads_batched": False})
+        return tuple([None if g is None else level.below(level.expanded, g) for g in found])
+
+
 # --- saved tensors -----------------------------------------------------------------------------------------------------
 
 
@@ -248,14 +297,17 @@ class _Packing(threading.local):
 packing = _Packing()
 
 
+def saving() -> bool:
+    """Whether a tensor is on its way into a saved-tensor hook: autograd detaches it with grad mode off."""
+    return packing.now or (not is_grad_enabled() and saved_tensor_hooks() is not None)
+
+
 def cuts_all_planes() -> bool:
     """Whether `aten.detach` was asked for by the user's `torch.detach`, and not by autograd for a tensor it saves.
 
-    Autograd does so with its own keys in force, in a backward pass, or under `no_grad` where hooks are to pack.
+    The user's comes by way of autograd's kernels, which switch view tracking off, and not in a backward pass.
     """
-    if current_graph_task_id() != -1 or packing.now or not tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
-        return False
-    return is_grad_enabled() or saved_tensor_hooks() is None
+    return current_graph_task_id() == -1 and tls_is_excluded(ADINPLACE_OR_VIEW_KEY) and not saving()
 
 
 def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
@@ -316,4 +368,5 @@ def _init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
 
 
 torch.autograd.graph.saved_tensors_hooks.__init__ = _init  # type: ignore[method-assign]
+torch.autograd.grad = grad
 enter_engine_through(enter_engine)

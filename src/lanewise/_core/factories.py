@@ -4,13 +4,15 @@ The kernels sit on a dispatch key that is switched on while a level is open, ahe
 calls a factory itself must get a plain tensor; such operations are shielded: the key is off while they run.
 """
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.level import Level, current_level
-from lanewise._core.plane import Plane, tensors_of
+from lanewise._core.autograd import saving
+from lanewise._core.level import Level, current_level, route_name
+from lanewise._core.plane import Plane, tensors_of, tracked
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
     FACTORY_KEY_NAME,
@@ -37,6 +39,33 @@ def adopt_copies_by(*ops: OpOverload) -> None:
     """The same for overloads that nearly every kernel calls: there view tracking is off, and the result stays plain."""
     for op in ops:
         route(op, _copy_kernel(op))
+
+
+def adopt_aliases_by(*ops: OpOverload) -> None:
+    """The same for overloads that alias a plain tensor and cut its history: a leaf made so belongs to this plane.
+
+    Nothing may be written into the alias that the plain tensor cannot hold.
+    """
+    for op in ops:
+        route(op, _alias_kernel(op))
+
+
+def adopt_results_of_name(name: str) -> None:
+    """The same for `torch.<name>`, whose overload must not be routed: torch.tensor and kernels write to its memory."""
+    plain = getattr(torch, name)
+
+    @functools.wraps(plain)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        level = current_level()
+        if level is None or kwargs.get("out") is not None:
+            return plain(*args, **kwargs)
+        if any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
+            return plain(*args, **kwargs)
+        leaf = kwargs.pop("requires_grad", False)
+        out = level.adopt(level.below(lambda: made(*args, **kwargs)))
+        return out.requires_grad_() if leaf else out
+
+    route_name(name, made)
 
 
 def keep_factories_plain_inside(*ops: OpOverload) -> None:
@@ -79,13 +108,26 @@ def _copy_kernel(op: OpOverload) -> Any:
                 kind = torch.float64 if isinstance(x, float) else torch.complex128 if isinstance(x, complex) else None
                 return op(torch.tensor(x, dtype=kind), **options)
         # What autograd itself copies (a tensor that an in-place operation overwrites, a gradient) must stay plain too.
-        tracked = x.requires_grad or current_graph_task_id() != -1
-        if tracked or tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
+        kept = tracked(x) or current_graph_task_id() != -1
+        if kept or tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
             with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
                 return op(x, **options)
         return adopted(x, **options)
 
     return copied
+
+
+def _alias_kernel(op: OpOverload) -> Any:
+    def aliased(x: Tensor) -> Any:
+        autograds_own = tls_is_excluded(ADINPLACE_OR_VIEW_KEY) or saving()
+        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
+            level = current_level()
+            alias = op(x)
+            if autograds_own or level is None or isinstance(x, Plane):
+                return alias
+            return level.adopt(alias, (x, op, (), {}, None))
+
+    return aliased
 
 
 def _shield_kernel(op: OpOverload) -> Any:

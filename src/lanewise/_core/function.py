@@ -17,11 +17,12 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.native import differentiable, double_reverse
-from lanewise._core.plane import Plane, escaped, lift, recorded, sync, tracked
+from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
     AnyFunction,
     ForceDispatchKeyGuard,
+    apply_plainly,
     current_graph_task_id,
     forward_level,
     is_grad_enabled,
@@ -303,7 +304,7 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             )
         )
     if highest_level(args) is None or issubclass(cls, Node):
-        return super(AnyFunction, cls).apply(*args, **kwargs)
+        return apply_plainly(cls, *args, **kwargs)
     call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]))
     outs = carry_out(call, args)
     call.forget()
@@ -434,9 +435,7 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
     pushed = tuple(pushed) if pushed else (None,) * len(outs)
     return tuple(
         [
-            _written_dual(level, args[call.written[j]], out, tangent)
-            if j in call.written
-            else level.pair(out, tangent)
+            _written_dual(level, args[call.written[j]], out, tangent) if j in call.written else level.pair(out, tangent)
             for j, (out, tangent) in enumerate(zip(outs, pushed, strict=True))
         ]
     )
@@ -486,7 +485,7 @@ def record(call: Call, outs: tuple | None, args: tuple) -> tuple:
     """Record on the plane of `args`: the outputs, or where they are not known yet, what forward gives."""
     if outs is not None and forward_level() < 0 and not records(args):
         return tuple([_fresh(call, j, out, args) for j, out in enumerate(outs)])
-    return super(AnyFunction, node_class(call.cls)).apply(*args, call, outs)
+    return apply_plainly(node_class(call.cls), *args, call, outs)
 
 
 def _fresh(call: Call, position: int, out: Any, args: tuple) -> Any:
@@ -510,9 +509,7 @@ class Node(Function):
         ctx.set_materialize_grads(call.materialize)
         kept = [slot.find(args, outs) for slot in call.slots]
         ctx.loose = [tensor if slot.kept else None for slot, tensor in zip(call.slots, kept, strict=True)]
-        ctx.save_for_backward(
-            *[None if slot.kept else tensor for slot, tensor in zip(call.slots, kept, strict=True)]
-        )
+        ctx.save_for_backward(*[None if slot.kept else tensor for slot, tensor in zip(call.slots, kept, strict=True)])
         ctx.pushes = kept if forward_level() >= 0 else None
         return outs
 
@@ -665,7 +662,7 @@ def _cut(value: Any) -> Any:
     """Without history on its own plane."""
     if not isinstance(value, Tensor) or not recorded(value):
         return value
-    return value.level.alias(value) if isinstance(value, Plane) else value.detach()
+    return detached(value)
 
 
 def check_count(name: str, result: Any, count: int) -> tuple:

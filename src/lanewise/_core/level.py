@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
@@ -27,6 +29,40 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
+
+
+class _Names:
+    """Functions of the torch module that make tensors where no dispatch key can route them.
+
+    While a level is open, in any thread, the names lead to functions that ask for the level of their own thread.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.plain: dict[str, Callable] = {}
+        self.routed: dict[str, Callable] = {}
+
+    def open(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                torch.__dict__.update(self.routed)
+
+    def close(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                torch.__dict__.update(self.plain)
+
+
+_names = _Names()
+
+
+def route_name(name: str, routed: Callable) -> None:
+    """Let `torch.<name>` lead to `routed` while a level is open."""
+    _names.plain[name] = getattr(torch, name)
+    _names.routed[name] = routed
 
 
 class Level:
@@ -53,6 +89,8 @@ class Level:
         self.alive = True
 
     def __enter__(self) -> "Level":
+        if not _stack.levels:
+            _names.open()
         _stack.levels.append(self)
         _stack.here = self
         self._factories = IncludeDispatchKeyGuard(FACTORY_KEY)
@@ -65,6 +103,8 @@ class Level:
         self.alive = False
         _stack.levels.remove(self)
         _stack.here = self.parent
+        if not _stack.levels:
+            _names.close()
 
     def below(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call `run(*args)` in the plane below: its dispatch state, its grad mode, its level for factories."""

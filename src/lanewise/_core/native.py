@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import pin_grad_mode
-from lanewise._core.plane import Plane, recorded, replace_tensors
+from lanewise._core.plane import detached, recorded, replace_tensors
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forward_ad, forward_level, is_grad_enabled
 
@@ -131,11 +131,7 @@ def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: A
     for i, pushed_tangent in zip(live, pushed, strict=True):
         found[i] = pushed_tangent
     if not kept:
-        leaves = [_cut(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = [detached(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     out = unflatten(leaves, spec)
     return out, (found[0] if isinstance(out, Tensor) else found)
 
-
-def _cut(x: Tensor) -> Tensor:
-    """`x` without history on its plane; the planes below keep theirs."""
-    return x.level.alias(x) if isinstance(x, Plane) else x.detach()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import Level
+from lanewise._core.level import Level, on_plane
 from lanewise._torch_compat import (
     current_graph_task_id,
     disabled_torch_function,
@@ -14,7 +14,7 @@ from lanewise._torch_compat import (
     no_dispatch,
     set_grad_enabled,
 )
-from lanewise.errors import EscapedTensorError, at_user_line
+from lanewise.errors import CapturedWriteError, EscapedTensorError, at_user_line
 
 _NO_KWARGS: dict[str, Any] = {}
 _own_requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -70,6 +70,14 @@ def tracked(tensor: Any) -> bool:
             return True
         tensor = tensor.value
     return tensor.requires_grad
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """An alias without history on the tensor's own plane; the planes below keep theirs."""
+    if isinstance(tensor, Plane):
+        return tensor.level.alias(tensor)
+    with on_plane(None):
+        return tensor.detach()
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
@@ -146,6 +154,8 @@ def sync(wrapper: Plane) -> None:
     if origin is None:
         return
     parent, func, args, kwargs, index = origin
+    if not isinstance(parent, Plane):
+        return
     sync(parent)
     if level.lifted(parent):
         view = level.interpret(func, (parent, *args), kwargs, [parent])
@@ -159,6 +169,15 @@ def lift(wrapper: Plane) -> None:
         return
     if wrapper.origin is None:
         wrapper.level.lift(wrapper)
+    elif not isinstance(wrapper.origin[0], Plane):
+        raise CapturedWriteError(
+            at_user_line(
+                f"{wrapper.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a Tensor "
+                f"`other` in extra_args that has more elements than `self`: a value of this level would be written into "
+                f"{list(wrapper.shape)}, the memory of a tensor from outside the function (through its `detach()`)",
+                "t = t.detach().clone()  # inside the function",
+            )
+        )
     else:
         lift(wrapper.origin[0])
         sync(wrapper)

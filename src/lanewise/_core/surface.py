@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.autograd import Retained, packing
+from lanewise._core.autograd import begin_history, packing, retaining
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
+from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
@@ -183,18 +183,23 @@ class Surface:
         """Without history on any plane, and without a tangent; the memory is shared."""
         if packing.now:
             return Tensor.detach(self)  # type: ignore[arg-type]
-        return _cut_below(self, Tensor.detach(self), self.value.detach())  # type: ignore[arg-type]
+        return _cut_below(self, Tensor.detach(self), self.level.below(_detach, self.value))  # type: ignore[arg-type]
 
     def detach_(self) -> Any:
         """`detach` in place."""
-        return _cut_below(self, Tensor.detach_(self), self.value.detach())  # type: ignore[arg-type]
+        return _cut_below(self, Tensor.detach_(self), self.level.below(_detach, self.value))  # type: ignore[arg-type]
 
     # --- history ---------------------------------------------------------------------------------------------------
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd records the tensor, on its plane or on one below."""
-        return tracked(self)
+        """Whether autograd records the tensor, on its plane or on one below; from then on, on both."""
+        if recorded(self):  # type: ignore[arg-type]
+            return True
+        if not tracked(self):
+            return False
+        begin_history(self)
+        return True
 
     @requires_grad.setter
     def requires_grad(self, flag: bool) -> None:
@@ -221,7 +226,7 @@ class Surface:
                     "x = x.requires_grad_()  # first thing in the function, for the argument it is computed from",
                 )
             )
-        Retained.any = True
+        retaining.add(self.level)
         Tensor.retain_grad(self)  # type: ignore[arg-type]
 
     @property
@@ -289,6 +294,10 @@ class _Handles:
             handle.remove()
 
 
+def _detach(value: Tensor) -> Tensor:
+    return value.detach() if isinstance(value, Plane) else detached(value)
+
+
 def _alias(value: Tensor) -> Tensor:
     return value.view_as(value)
 
@@ -318,10 +327,11 @@ def agreed(wrapper: Any) -> Tensor | None:
     answering = standing(wrapper)
     if answering is not None or wrapper.level.size == 0:
         return answering
-    return wrapper.level.below(_first_if_same, wrapper.value.detach())
+    return wrapper.level.below(_first_if_same, wrapper.value)
 
 
 def _first_if_same(value: Tensor) -> Tensor | None:
+    value = value.detach()
     first = value[0]
     same = (value == first) | ((value != value) & (first != first))
     return first if bool(same.all()) else None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import current_level, pin_grad_mode
-from lanewise._core.plane import Plane, recorded
+from lanewise._core.plane import Plane, detached, recorded
 from lanewise._core.trees import LEAF, flatten, unflatten
 from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
 from lanewise._transforms.arguments import (
@@ -58,14 +58,14 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     if here is not None and not here.owns(x):
         # A leaf of this plane alone. Were the tensor of the plane below the leaf, all that is done with it would be
         # recorded there as well.
-        return here.adopt(x if outer or not x.requires_grad else x.detach()).requires_grad_()
+        return here.adopt(x if outer or not x.requires_grad else detached(x)).requires_grad_()
     if recorded(x):
-        return x.view_as(x) if outer else x.detach().requires_grad_()
+        return x.view_as(x) if outer else detached(x).requires_grad_()
     if type(x) is BatchTensor and x.mapped:
         return x.level.wrap(x.value).requires_grad_()
     if isinstance(x, Plane) or forward_level() >= 0:
         return x.view_as(x).requires_grad_()
-    return x.detach().requires_grad_()
+    return detached(x).requires_grad_()
 
 
 def track(leaves: list, outer: bool, site: Site, argnums: int | tuple[int, ...] | None = None) -> list[Tensor]:
@@ -253,7 +253,7 @@ def differentiate(
         if not want_value:
             return (result, aux) if has_aux else result
         if recorded(value) and not create_graph:
-            value = plane_detach(value)
+            value = detached(value)
         return result, ((value, aux) if has_aux else value)
 
 
@@ -266,14 +266,9 @@ def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
             return leaf
         if outer and needs_graph([leaf], inputs):
             return leaf
-        return plane_detach(leaf)
+        return detached(leaf)
 
     return unflatten([free(leaf) for leaf in leaves], spec)
-
-
-def plane_detach(x: Tensor) -> Tensor:
-    """`x` without history on its plane; the planes below keep theirs."""
-    return x.level.alias(x) if isinstance(x, Plane) else x.detach()
 
 
 def free_below(x: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -282,7 +277,7 @@ def free_below(x: Tensor, inputs: list[Tensor]) -> Tensor:
         return x
     value = x.value
     if recorded(value) and not needs_graph([value], inputs):
-        x.value = plane_detach(value)
+        x.value = detached(value)
     return x
 
 
