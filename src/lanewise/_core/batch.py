@@ -151,7 +151,7 @@ class BatchLevel(Level):
                 if not operand.mapped:
                     return self._interpret_uniform(rule, func, args, kwargs, operands)
                 operand = operand.value
-            if direct and (operand.requires_grad or type(operand) is not Tensor or not operand.is_cpu or lazy(operand)):
+            if direct and (type(operand) is not Tensor or operand.requires_grad or not operand.is_cpu or lazy(operand)):
                 direct = False
         return self._run(rule, func, args, kwargs, direct)
 
