@@ -16,6 +16,7 @@ from lanewise._core.plane import (
     new_wrapper,
     replace_tensors,
     sync,
+    tracked,
     wrap_unlifted,
     written_arguments,
     written_results,
@@ -116,11 +117,9 @@ class DualLevel(Level):
                     tangent = operand.tangent
                 if tangent is not None:
                     active = True
-                    if direct and (tangent.requires_grad or type(tangent) is not Tensor):
-                        direct = False
+                    direct = direct and _is_plain(tangent)
                 operand = operand.value
-            if direct and (operand.requires_grad or type(operand) is not Tensor):
-                direct = False
+            direct = direct and _is_plain(operand)
         if rule.raw:
             return rule.run(self, args, kwargs)
         if not active:
@@ -171,6 +170,14 @@ class DualLevel(Level):
                 if differentiable(tensor):
                     lift(tensor)  # type: ignore[arg-type]
                     self.below(lay_out, tensor)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a rule may work on it without the dispatch state of the plane below: nothing to record, no lazy bits.
+
+    Complex numbers never: rules conjugate, and a lazy conjugate is seen only with that state.
+    """
+    return type(tensor) is Tensor and not (tensor.requires_grad or tensor.is_complex() or tensor.is_neg())
 
 
 def lay_out(x: DualTensor) -> None:
@@ -240,6 +247,7 @@ def _in_place(func: Any) -> Rule:
         if not differentiable(target):
             _on_primals(level, func, args, kwargs)
             return
+        args, kwargs = undisturbed(level, target, args, kwargs)
         out, tangent = rule.run(level, args, kwargs)
         target.value.copy_(out)
         if tangent is None:
@@ -248,6 +256,17 @@ def _in_place(func: Any) -> Rule:
             target.tangent.copy_(tangent)
 
     return Rule(func, write, "written twin")
+
+
+def undisturbed(level: DualLevel, target: DualTensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The operands with a copy of the tensor that is about to be overwritten, where a plane below may still need it."""
+    if not (tracked(target.value) or (target.tangent is not None and tracked(target.tangent))):
+        return args, kwargs
+    copy = level.alias(target)
+    copy.value = target.value.clone()
+    if target.tangent is not None:
+        copy.tangent = target.tangent.clone()
+    return replace_tensors(lambda x: copy if x is target else x, args, kwargs)
 
 
 def _write_constant(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> None:

@@ -134,4 +134,3 @@ def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: A
         leaves = [detached(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     out = unflatten(leaves, spec)
     return out, (found[0] if isinstance(out, Tensor) else found)
-

@@ -5,6 +5,8 @@ from lanewise._rules.jvp import (  # noqa: F401
     backward,
     indexing,
     inplace,
+    linalg,
+    losses,
     matmul,
     network,
     pointwise,

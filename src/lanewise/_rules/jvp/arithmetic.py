@@ -52,7 +52,7 @@ elementwise(
 elementwise(
     aten.logaddexp2.default, lambda t, y, a, b: t / (1 + (b - a).exp2()), lambda t, y, a, b: t / (1 + (a - b).exp2())
 )
-elementwise(aten.polar.default, lambda t, y, a, b: torch.polar(t, b), lambda t, y, a, b: y * t * 1j)
+elementwise(aten.polar.default, lambda t, y, a, b: t * torch.complex(b.cos(), b.sin()), lambda t, y, a, b: y * t * 1j)
 elementwise(aten.remainder.Scalar, lambda t, y, a, c: t)
 elementwise(
     aten.remainder.Tensor, lambda t, y, a, b: t, lambda t, y, a, b: -t * torch.div(a, b, rounding_mode="floor")

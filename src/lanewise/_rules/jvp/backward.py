@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from lanewise._core.plane import tracked
 from lanewise._rules.jvp.families import decomposed, elementwise, jvp_rule, linear
 
 aten = torch.ops.aten
@@ -216,11 +217,21 @@ def prelu_backward(g, x, w):
     return g * torch.where(positive, 1, w), (g * x).masked_fill(positive, 0)
 
 
+def _statistics(x, mean, rstd, dims):
+    """The mean and rstd that were saved, or such as autograd sees as functions of x where it records below."""
+    if not tracked(x):
+        return mean, rstd
+    var = x.var(dims, correction=0, keepdim=True)
+    eps = (rstd.detach() ** -2 - var.detach()).clamp_min(0)
+    return x.mean(dims, True), (var + eps).rsqrt()
+
+
 @decomposed(aten.native_layer_norm_backward.default)
 def layer_norm_backward(g, x, shape, mean, rstd, w, b, mask):
     """With n = (x - mean) rstd and h = g w: rstd (h - mean(h) - n mean(h n)), sum(g n), sum(g)"""
     kept = x.dim() - len(shape)
     inner, outer = list(range(kept, x.dim())), list(range(kept))
+    mean, rstd = _statistics(x, mean, rstd, inner)
     normal = (x - mean) * rstd
     h = g if w is None else g * w
     gx = gw = gb = None
@@ -240,6 +251,7 @@ def group_norm_backward(g, x, mean, rstd, w, n, channels, size, groups, mask):
     """As for layer_norm, over the channels of a group and all positions"""
     grouped = (n, groups, channels // groups, size)
     mean, rstd = mean.reshape(n, groups, 1, 1), rstd.reshape(n, groups, 1, 1)
+    mean, rstd = _statistics(x.reshape(grouped), mean, rstd, [2, 3])
     normal = (x.reshape(grouped) - mean) * rstd
     gg = g.reshape(grouped)
     gx = gw = gb = None
@@ -264,6 +276,8 @@ def batch_norm_backward(g, x, w, running_mean, running_var, save_mean, save_invs
     else:
         mean, rstd = running_mean, (running_var + eps).rsqrt()
     mean, rstd = mean.reshape(channel), rstd.reshape(channel)
+    if train:
+        mean, rstd = _statistics(x, mean, rstd, dims)
     normal = (x - mean) * rstd
     gx = gw = gb = None
     if mask[0]:

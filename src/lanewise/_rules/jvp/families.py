@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import JVP_RULES, DualLevel, lay_out
-from lanewise._core.native import differentiable, native_jvp, torch_formula
+from lanewise._core.native import differentiable, double_reverse, native_jvp, torch_formula
 from lanewise._core.plane import replace_tensors
 from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload
@@ -203,6 +203,15 @@ def jvp_rule(*ops: OpOverload, guarded: bool = True) -> Callable[[Callable], Cal
 def torch_jvp(level: DualLevel, op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """torch's own formula, for a rule by hand that covers some cases only."""
     return native_jvp(level, op, args, kwargs)
+
+
+def two_reverses(*ops: OpOverload) -> None:
+    """The derivative of torch's backward formula in the cotangent, where its forward formula is wrong."""
+    _register(ops, "two reverse passes", _two_reverses, guarded=True)
+
+
+def _two_reverses(op: OpOverload) -> Any:
+    return lambda level, args, kwargs: double_reverse(op, args, kwargs, level.primal, level.tangent)
 
 
 def torch_jvp_along(op: OpOverload, primals: tuple, tangents: dict[int, Tensor], **kwargs: Any) -> tuple[Any, Any]:

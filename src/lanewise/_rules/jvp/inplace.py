@@ -2,6 +2,7 @@
 
 import torch
 
+from lanewise._core.dual import undisturbed
 from lanewise._rules.jvp.families import jvp_rule
 
 aten = torch.ops.aten
@@ -65,8 +66,9 @@ def sub_(level, x, y, *, alpha=1):
 @jvp_rule(aten.mul_.Tensor)
 def mul_(level, x, y):
     """x <- x y"""
+    (old, y), _ = undisturbed(level, x, (x, y), {})
     factor, t = level.primal(y), level.tangent(y)
     if x.tangent is not None:
-        tangent = x.tangent * factor if t is None else x.tangent * factor + x.value * t
+        tangent = old.tangent * factor if t is None else old.tangent * factor + old.value * t
         x.tangent.copy_(tangent)
     x.value.mul_(factor)

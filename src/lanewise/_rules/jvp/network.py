@@ -1,10 +1,10 @@
-"""Forward rules of neural network operations: pooling, resizing, padding, normalisation, losses."""
+"""Forward rules of neural network operations: pooling, resizing, padding, normalisation, embedding bags."""
 
 import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel
-from lanewise._core.plane import lift
+from lanewise._core.plane import lift, tracked
 from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, rule_on_plane
 
 aten = torch.ops.aten
@@ -80,6 +80,13 @@ def _normal(x, t, mean, rstd, dims):
     return normal, rstd * (t - t_mean - normal * slope), t_mean, -rstd * rstd * slope
 
 
+def differentiable_statistics(x, mean, rstd, dims, eps):
+    """The mean and rstd that the kernel gave, or such as autograd sees as functions of x where it records below."""
+    if not tracked(x):
+        return mean, rstd
+    return x.mean(dims, True), (x.var(dims, correction=0, keepdim=True) + eps).rsqrt()
+
+
 def _affine(level, normal, t_normal, w, b, shape):
     """The tangent of n w + b."""
     pw, tw, tb = level.primal(w), level.tangent(w), level.tangent(b)
@@ -99,8 +106,8 @@ def layer_norm(level, x, shape, w, b, eps):
     """Over the last dims"""
     px, t = level.primal(x), level.tangent(x)
     out = aten.native_layer_norm.default(px, shape, level.primal(w), level.primal(b), eps)
-    mean, rstd = out[1], out[2]
     dims = list(range(px.dim() - len(shape), px.dim()))
+    mean, rstd = differentiable_statistics(px, out[1], out[2], dims, eps)
     if t is None:
         return out, [_affine(level, (px - mean) * rstd, None, w, b, shape), None, None]
     normal, t_normal, t_mean, t_rstd = _normal(px, t, mean, rstd, dims)
@@ -114,6 +121,7 @@ def group_norm(level, x, w, b, n, channels, size, groups, eps):
     out = aten.native_group_norm.default(px, level.primal(w), level.primal(b), n, channels, size, groups, eps)
     grouped = (n, groups, channels // groups, size)
     mean, rstd = out[1].reshape(n, groups, 1, 1), out[2].reshape(n, groups, 1, 1)
+    mean, rstd = differentiable_statistics(px.reshape(grouped), mean, rstd, [2, 3], eps)
     weights = (1, groups, channels // groups, 1)
     tangents = [None, None, None]
     if t is None:
@@ -161,7 +169,7 @@ def _batch_norm(op, statistics):
                 part = normal * (-0.5 * t_var * rstd * rstd).reshape(channel)
                 t_normal = part if t_normal is None else t_normal + part
         else:
-            mean, rstd = out[1].reshape(channel), out[2].reshape(channel)
+            mean, rstd = differentiable_statistics(px, out[1].reshape(channel), out[2].reshape(channel), dims, eps)
             normal, t_normal = (px - mean) * rstd, None
             if t is not None:
                 normal, t_normal, t_mean, t_rstd = _normal(px, t, mean, rstd, dims)
@@ -185,68 +193,42 @@ _batch_norm(aten._native_batch_norm_legit.no_stats, lambda train, momentum, eps:
 _batch_norm(aten.native_batch_norm.default, lambda mean, var, train, momentum, eps: (mean, var, train, momentum, eps))
 
 
-# --- losses ----------------------------------------------------------------------------------------------------------
+@rule_on_plane(aten.rrelu_with_noise.default)
+def rrelu(level: DualLevel, x, noise, *args, **kwargs):
+    """In training, t times the slopes that are written to `noise`; else those of leaky_relu"""
+    lower, upper, training, *_ = (*args, *(1 / 8, 1 / 3, False)[len(args) :])
 
-
-def _reduced(loss, reduction):
-    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
-
-
-@jvp_rule(aten.mse_loss.default, guarded=False)
-def mse_loss(level, x, y, reduction=1):
-    """2 (x - y) (t_x - t_y)"""
-    px, py = level.primal(x), level.primal(y)
-    tx, ty = level.tangent(x), level.tangent(y)
-    t = -ty if tx is None else tx if ty is None else tx - ty
-    return aten.mse_loss.default(px, py, reduction), _reduced(2 * (px - py) * t, reduction)
-
-
-def _nll(op):
-    def rule(level, x, target, weight, reduction, ignore_index):
-        target, weight = level.primal(target), level.primal(weight)
-        out = op(level.primal(x), target, weight, reduction, ignore_index)
+    def run():
+        drawn = level.primal(noise)
+        out = aten.rrelu_with_noise.default(level.primal(x), drawn, *args, **kwargs)
         t = level.tangent(x)
-        return out, None if t is None else [op(t, target, weight, reduction, ignore_index)[0], None]
+        if t is None:
+            return out, None
+        if training:
+            return out, t * drawn
+        return out, aten.leaky_relu_backward.default(t, level.primal(x), (lower + upper) / 2, False)
 
-    jvp_rule(op)(rule)
+    return level.pair(*level.below(run))
 
 
-_nll(aten.nll_loss_forward.default)
-_nll(aten.nll_loss2d_forward.default)
-
-
-@jvp_rule(aten.binary_cross_entropy.default)
-def binary_cross_entropy(level, x, y, weight=None, reduction=1):
-    """(x - y) / (x (1 - x)) t_x + (log(1 - x) - log(x)) t_y, kept finite as torch does"""
-    px, py, pw = level.primal(x), level.primal(y), level.primal(weight)
-    tx, ty, tw = level.tangent(x), level.tangent(y), level.tangent(weight)
+@jvp_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(level, w, indices, offsets, scale=False, mode=0, sparse=False, factors=None, *rest):
+    """Linear in the rows, and in their weights; for the maximum, t of the rows that give it"""
+    op = aten._embedding_bag.default
+    tail = (level.primal(indices), level.primal(offsets), scale, mode, sparse)
+    pw, pf = level.primal(w), level.primal(factors)
+    out = op(pw, *tail, pf, *rest)
+    tw, tf = level.tangent(w), level.tangent(factors)
     total = None
-    if tx is not None:
-        total = tx * (px - py) / (px * (1 - px)).clamp_min(1e-12)
-    if ty is not None:
-        part = ty * ((-px).log1p().clamp_min(-100) - px.log().clamp_min(-100))
+    if tw is not None and mode == 2:
+        rows = out[3].clamp_min(0).to(torch.int64)
+        total = tw.gather(0, rows).masked_fill((out[2] == 0).unsqueeze(-1), 0)
+    elif tw is not None:
+        total = op(tw, *tail, pf, *rest)[0]
+    if tf is not None:
+        part = op(pw, *tail, tf, *rest)[0]
         total = part if total is None else total + part
-    if pw is not None and total is not None:
-        total = total * pw
-    if tw is not None:
-        part = tw * aten.binary_cross_entropy.default(px, py, None, 0)
-        total = part if total is None else total + part
-    return aten.binary_cross_entropy.default(px, py, pw, reduction), _reduced(total, reduction)
-
-
-@decomposed(aten.binary_cross_entropy_with_logits.default)
-def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reduction=1):
-    """(1 - y) x - (1 + (pos_weight - 1) y) log sigmoid(x)"""
-    factor = 1 if pos_weight is None else 1 + (pos_weight - 1) * y
-    loss = (1 - y) * x - factor * torch.nn.functional.logsigmoid(x)
-    return _reduced(loss if weight is None else loss * weight, reduction)
-
-
-@jvp_rule(aten.log_sigmoid_forward.default)
-def log_sigmoid(level, x):
-    """t sigmoid(-x)"""
-    out = aten.log_sigmoid_forward.default(x.value)
-    return out, [aten.log_sigmoid_backward.default(x.tangent, x.value, out[1]), None]
+    return out, [total, None, None, None]
 
 
 @decomposed(aten.glu.default)

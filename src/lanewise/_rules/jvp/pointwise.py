@@ -20,6 +20,17 @@ _LN2 = math.log(2)
 _LN10 = math.log(10)
 _ROOT_PI = math.sqrt(math.pi)
 
+
+def _silu_slope(x, y):
+    s = x.sigmoid()
+    return s + y * (1 - s)
+
+
+def _mish_slope(x):
+    th = torch.nn.functional.softplus(x).tanh()
+    return th + x * x.sigmoid() * (1 - th * th)
+
+
 # fmt: off
 elementwise(aten.acos.default, lambda t, y, x: -t * (1 - x * x).rsqrt())
 elementwise(aten.asin.default, lambda t, y, x: t * (1 - x * x).rsqrt())
@@ -69,6 +80,7 @@ elementwise(
     aten.gelu.default,
     lambda t, y, x, *, approximate="none": aten.gelu_backward.default(t, x, approximate=approximate),
 )
+elementwise(aten.frac.default, lambda t, y, x: t)
 elementwise(aten.hardshrink.default, lambda t, y, x, limit=0.5: aten.hardshrink_backward.default(t, x, limit))
 elementwise(aten.hardsigmoid.default, lambda t, y, x: aten.hardsigmoid_backward.default(t, x))
 elementwise(aten.hardswish.default, lambda t, y, x: aten.hardswish_backward.default(t, x))
@@ -77,9 +89,9 @@ elementwise(
     aten.leaky_relu.default, lambda t, y, x, slope=0.01: aten.leaky_relu_backward.default(t, x, slope, False)
 )
 elementwise(aten.logit.default, lambda t, y, x, eps=None: aten.logit_backward.default(t, x, eps))
-elementwise(aten.mish.default, lambda t, y, x: aten.mish_backward.default(t, x))
+elementwise(aten.mish.default, lambda t, y, x: t * _mish_slope(x))
 elementwise(aten.relu.default, lambda t, y, x: aten.threshold_backward.default(t, y, 0))
-elementwise(aten.silu.default, lambda t, y, x: aten.silu_backward.default(t, x))
+elementwise(aten.silu.default, lambda t, y, x: t * _silu_slope(x, y))
 elementwise(
     aten.softplus.default, lambda t, y, x, beta=1, limit=20: aten.softplus_backward.default(t, x, beta, limit)
 )
@@ -104,7 +116,7 @@ elementwise(
 )
 # fmt: on
 
-linear(aten._conj_physical.default, aten.frac.default, aten.native_dropout_backward.default, aten.positive.default)
+linear(aten._conj_physical.default, aten.native_dropout_backward.default)
 
 
 @jvp_rule(aten.sgn.default)
@@ -185,6 +197,9 @@ constant(
     aten.new_full.default,
     aten.new_ones.default,
     aten.new_zeros.default,
+    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_float,
+    aten.normal.float_Tensor,
     aten.nonzero.default,
     aten.ones_like.default,
     aten.rand_like.default,

@@ -80,7 +80,7 @@ def min_all(level, x):
 @jvp_rule(aten.aminmax.default, guarded=False)
 def aminmax(level, x, *, dim=None, keepdim=False):
     """The mean of t over the elements that are smallest, and largest"""
-    low, high = out = torch.aminmax(x.value, dim=dim, keepdim=keepdim)
+    low, high = out = aten.aminmax.default(x.value, dim=dim, keepdim=keepdim)
     tangents = [_spread(x.value, x.tangent, y, dim, keepdim) for y in (low, high)]
     return out, tangents
 
@@ -174,7 +174,7 @@ def std_mean(level, x, dim=None, *, correction=None, keepdim=False):
     return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
 
 
-@jvp_rule(aten.linalg_vector_norm.default, guarded=False)
+@jvp_rule(aten.linalg_vector_norm.default)
 def vector_norm(level, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     """sum(x t) / y for the 2-norm, 0 where y is 0; sum(sign(x) t) for the 1-norm"""
     if x.is_complex() or ord not in (1, 2) or dtype is not None:
@@ -256,12 +256,20 @@ def prod_dim(x, dim, keepdim=False, *, dtype=None):
 @decomposed(aten.cumprod.default)
 def cumprod(x, dim, *, dtype=None):
     """The products of the first elements, by doubling the length of the runs"""
-    if dtype is not None:
-        x = x.to(dtype)
+    return _scan(torch.mul, x if dtype is None else x.to(dtype), dim)
+
+
+@decomposed(aten.logcumsumexp.default, aten._logcumsumexp.default)
+def logcumsumexp(x, dim):
+    """The same with sums of exponentials"""
+    return _scan(torch.logaddexp, x, dim)
+
+
+def _scan(combine, x, dim):
     if not x.dim():
         return x.clone()
     x, reach = x.movedim(dim, 0), 1
     while reach < x.shape[0]:
-        x = torch.cat([x[:reach], x[reach:] * x[:-reach]])
+        x = torch.cat([x[:reach], combine(x[reach:], x[:-reach])])
         reach *= 2
     return x.movedim(0, dim).clone()

@@ -1,0 +1,102 @@
+"""Forward rules of linear algebra.
+
+Where torch's formula uses the factors that an operation hands out beside its result, and that autograd holds for
+constants, a derivative of the tangent would be wrong: here the tangent is a function of the operands themselves.
+"""
+
+import torch
+
+from lanewise._core.plane import Plane, recorded
+from lanewise._rules.jvp.families import jvp_rule, torch_jvp_along, two_reverses
+
+aten = torch.ops.aten
+
+# torch's forward formulas are wrong: for operands that are views, and with include_self=False.
+two_reverses(aten.scatter_reduce.two, aten.triangular_solve.default)
+
+
+def _is_constant(x):
+    """Whether no plane below differentiates x, so that the factors may be used as they are."""
+    while isinstance(x, Plane):
+        if getattr(x, "tangent", None) is not None or recorded(x):
+            return False
+        x = x.value
+    return not x.requires_grad
+
+
+def _lu_tangent(a, t, lu, pivots):
+    """With A = P L U and M = L^-1 P' t U^-1: L tril(M, -1) + triu(M) U"""
+    p, lower, upper = torch.lu_unpack(lu, pivots) if _is_constant(a) else torch.linalg.lu(a)
+    m = torch.linalg.solve_triangular(lower, p.mT @ t, upper=False, unitriangular=True)
+    m = torch.linalg.solve_triangular(upper, m, upper=True, left=False)
+    return lower @ m.tril(-1) + m.triu() @ upper
+
+
+def _trace_of_solution(a, t):
+    return torch.linalg.solve_ex(a, t)[0].diagonal(0, -2, -1).sum(-1)
+
+
+@jvp_rule(aten._linalg_det.default)
+def det(level, x):
+    """det(A) tr(A^-1 t); a singular matrix is moved by a little, since the product has a limit there"""
+    a, t = x.value, x.tangent
+    out = aten._linalg_det.default(a)
+    if not a.numel():
+        return out, [torch.zeros_like(out[0]), torch.zeros_like(out[1]), None]
+    size = a.abs().amax((-2, -1))
+    step = torch.where(out[0] == 0, torch.where(size == 0, 1, size) * 1e-8, 0).to(a.dtype)
+    moved = a + step[..., None, None] * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    factors = _lu_tangent(a, t, out[1], out[2]) if recorded(x) else None
+    return out, [torch.linalg.det(moved) * _trace_of_solution(moved, t), factors, None]
+
+
+@jvp_rule(aten._linalg_slogdet.default)
+def slogdet(level, x):
+    """tr(A^-1 t): its real part for the logarithm, its imaginary part turns the sign"""
+    a, t = x.value, x.tangent
+    out = aten._linalg_slogdet.default(a)
+    factors = _lu_tangent(a, t, out[2], out[3]) if recorded(x) and a.numel() else None
+    trace = _trace_of_solution(a, t)
+    if not a.is_complex():
+        return out, [None, trace, factors, None]
+    return out, [out[0] * trace.imag * 1j, trace.real, factors, None]
+
+
+@jvp_rule(aten._linalg_solve_ex.default)
+def solve(level, a, b, *, left=True, check_errors=False):
+    """A X = B: A^-1 (t_B - t_A X)"""
+    pa, pb, ta, tb = level.primal(a), level.primal(b), level.tangent(a), level.tangent(b)
+    out = aten._linalg_solve_ex.default(pa, pb, left=left, check_errors=check_errors)
+    x, lu, pivots, _ = out
+    vector = pb.dim() == 1 or (pb.dim() == pa.dim() - 1 and pb.shape == pa.shape[:-1])
+    rhs = tb
+    if ta is not None:
+        column = x.unsqueeze(-1) if vector else x
+        product = ta @ column if left else column @ ta
+        product = product.squeeze(-1) if vector else product
+        rhs = -product if tb is None else tb - product
+    assert rhs is not None
+    if _is_constant(pa):
+        pushed = torch.linalg.lu_solve(lu, pivots, rhs.unsqueeze(-1) if vector else rhs, left=left)
+        pushed = pushed.squeeze(-1) if vector else pushed
+    else:
+        pushed = torch.linalg.solve(pa, rhs, left=left)
+    factors = None if ta is None or not recorded(a) else _lu_tangent(pa, ta, lu, pivots)
+    return out, [pushed, factors, None, None]
+
+
+# Only one triangle is read, and reverse mode spreads the gradient over both; so does the mean of t and its transpose.
+
+
+@jvp_rule(aten.linalg_cholesky_ex.default)
+def cholesky(level, x, *, upper=False, check_errors=False):
+    """Of the symmetric part of t"""
+    t = (x.tangent + x.tangent.mH) / 2
+    return torch_jvp_along(aten.linalg_cholesky_ex.default, (x.value,), {0: t}, upper=upper, check_errors=check_errors)
+
+
+@jvp_rule(aten._linalg_eigh.default)
+def eigh(level, x, UPLO="L", compute_v=True):
+    """Of the symmetric part of t"""
+    t = (x.tangent + x.tangent.mH) / 2
+    return torch_jvp_along(aten._linalg_eigh.default, (x.value, UPLO, compute_v), {0: t})

@@ -1,0 +1,184 @@
+"""Forward rules of losses and distances."""
+
+import torch
+
+from lanewise._rules.jvp.families import decomposed, jvp_rule, linear
+
+aten = torch.ops.aten
+
+
+def _reduced(loss, reduction):
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+
+
+@jvp_rule(aten.mse_loss.default, guarded=False)
+def mse_loss(level, x, y, reduction=1):
+    """2 (x - y) (t_x - t_y)"""
+    px, py = level.primal(x), level.primal(y)
+    tx, ty = level.tangent(x), level.tangent(y)
+    t = -ty if tx is None else tx if ty is None else tx - ty
+    return aten.mse_loss.default(px, py, reduction), _reduced(2 * (px - py) * t, reduction)
+
+
+def _nll(op):
+    def rule(level, x, target, weight, reduction, ignore_index):
+        target, weight = level.primal(target), level.primal(weight)
+        out = op(level.primal(x), target, weight, reduction, ignore_index)
+        t = level.tangent(x)
+        return out, None if t is None else [op(t, target, weight, reduction, ignore_index)[0], None]
+
+    jvp_rule(op)(rule)
+
+
+_nll(aten.nll_loss_forward.default)
+_nll(aten.nll_loss2d_forward.default)
+
+
+@jvp_rule(aten.binary_cross_entropy.default)
+def binary_cross_entropy(level, x, y, weight=None, reduction=1):
+    """(x - y) / (x (1 - x)) t_x + (log(1 - x) - log(x)) t_y, kept finite as torch does"""
+    px, py, pw = level.primal(x), level.primal(y), level.primal(weight)
+    tx, ty, tw = level.tangent(x), level.tangent(y), level.tangent(weight)
+    total = None
+    if tx is not None:
+        total = tx * (px - py) / (px * (1 - px)).clamp_min(1e-12)
+    if ty is not None:
+        part = ty * ((-px).log1p().clamp_min(-100) - px.log().clamp_min(-100))
+        total = part if total is None else total + part
+    if pw is not None and total is not None:
+        total = total * pw
+    if tw is not None:
+        part = tw * aten.binary_cross_entropy.default(px, py, None, 0)
+        total = part if total is None else total + part
+    return aten.binary_cross_entropy.default(px, py, pw, reduction), _reduced(total, reduction)
+
+
+@decomposed(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reduction=1):
+    """(1 - y) x - (1 + (pos_weight - 1) y) log sigmoid(x)"""
+    factor = 1 if pos_weight is None else 1 + (pos_weight - 1) * y
+    loss = (1 - y) * x - factor * torch.nn.functional.logsigmoid(x)
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+@jvp_rule(aten.log_sigmoid_forward.default)
+def log_sigmoid(level, x):
+    """t sigmoid(-x)"""
+    out = aten.log_sigmoid_forward.default(x.value)
+    return out, [aten.log_sigmoid_backward.default(x.tangent, x.value, out[1]), None]
+
+
+@jvp_rule(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+def ctc_loss(level, x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    """x [T, N, C] -> the gradient of each example's loss times t; torch has no formula of the second order"""
+    px, t, targets = level.primal(x), level.tangent(x), level.primal(targets)
+    lengths = (level.primal(input_lengths), level.primal(target_lengths))
+    kind = "Tensor" if isinstance(input_lengths, torch.Tensor) else "default"
+    out = getattr(aten._ctc_loss, kind)(px, targets, *lengths, blank, zero_infinity)
+    if t is None:
+        return out, [None, None]
+    backward = getattr(aten._ctc_loss_backward, kind)
+    slope = backward(torch.ones_like(out[0]), px, targets, *lengths, out[0], out[1], blank, zero_infinity)
+    return out, [(slope * t).sum((0, 2)) if px.dim() == 3 else (slope * t).sum(), None]
+
+
+# --- margin losses: torch cannot differentiate their backward formulas ------------------------------------------------
+
+
+def _gaps(x, target, margin):
+    """max(0, margin - x[target] + x[i]) for the classes i, and where i is another class than the target; [N, C]"""
+    x, target = (x if x.dim() == 2 else x.reshape(1, -1)), target.reshape(-1, 1)
+    others = torch.arange(x.shape[1], device=x.device) != target
+    return (margin - x.gather(1, target) + x).clamp_min(0), others, target
+
+
+@decomposed(aten.multi_margin_loss.default)
+def multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=1):
+    """sum over i != target of w[target] max(0, margin - x[target] + x[i])^p / C"""
+    gaps, others, rows = _gaps(x, target, margin)
+    loss = gaps if p == 1 else gaps * gaps
+    if weight is not None:
+        loss = loss * weight[rows]
+    loss = loss.masked_fill(~others, 0).mean(1)
+    return _reduced(loss if target.dim() or reduction else loss.reshape(()), reduction)
+
+
+@decomposed(aten.multi_margin_loss_backward.default)
+def multi_margin_loss_backward(g, x, target, p, margin, weight=None, reduction=1):
+    """The gradient of that loss"""
+    gaps, others, rows = _gaps(x, target, margin)
+    slope = (gaps > 0).to(x.dtype) if p == 1 else 2 * gaps
+    if weight is not None:
+        slope = slope * weight[rows]
+    slope = slope.masked_fill(~others, 0) / gaps.shape[1]
+    scale = 1 / gaps.shape[0] if reduction == 1 else 1
+    slope = (slope - torch.zeros_like(slope).scatter_add(1, rows, slope.sum(1, True))) * scale
+    return (slope * (g.reshape(-1, 1) if reduction == 0 else g)).reshape(x.shape)
+
+
+linear(aten.multilabel_margin_loss_backward.default)
+
+
+@jvp_rule(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(level, x, target, reduction):
+    """x, target [N, C]: sum over targets j and other classes i of max(0, 1 - x[j] + x[i]) / C"""
+    px, t, labels = level.primal(x), level.tangent(x), level.primal(target)
+    out = aten.multilabel_margin_loss_forward.default(px, labels, reduction)
+    rows, steps = (v if v.dim() == 2 else v.reshape(1, -1) for v in (px, t))
+    labels = labels.reshape(rows.shape)
+    # The targets are those before the first -1.
+    valid = (labels < 0).cumsum(1) == 0
+    labels = labels.clamp_min(0)
+    others = out[1].reshape(rows.shape) == 0
+    active = (1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1)) > 0
+    active = active & valid.unsqueeze(2) & others.unsqueeze(1)
+    slopes = steps.unsqueeze(1) - steps.gather(1, labels).unsqueeze(2)
+    loss = slopes.masked_fill(~active, 0).sum((1, 2)) / rows.shape[1]
+    return out, [_reduced(loss, reduction).reshape(out[0].shape), None]
+
+
+# --- distances: the norm of differences, whose tangent is 0 where they are 0 ------------------------------------------
+
+
+@decomposed(aten._cdist_forward.default)
+def cdist(a, b, p, mode=None):
+    """a [*B, M, D], b [*B, N, D] -> [*B, M, N]"""
+    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
+
+
+def _norm_slope(difference, distance, p):
+    """The gradient of the p-norm along the last dim, 0 at 0."""
+    distance = distance.unsqueeze(-1)
+    if p == 0:
+        return torch.zeros_like(difference)
+    if p == 1:
+        return difference.sign()
+    if p == torch.inf:
+        return difference.sign() * (difference.abs() == distance)
+    slope = difference if p == 2 else difference.sign() * difference.abs() ** (p - 1)
+    return (slope / (distance if p == 2 else distance ** (p - 1))).masked_fill(distance == 0, 0)
+
+
+@decomposed(aten._cdist_backward.default)
+def cdist_backward(g, a, b, p, distance):
+    """The gradient of a"""
+    return (g.unsqueeze(-1) * _norm_slope(a.unsqueeze(-2) - b.unsqueeze(-3), distance, p)).sum(-2)
+
+
+def _pairs(x):
+    return torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
+
+
+@decomposed(aten._pdist_forward.default)
+def pdist(x, p=2):
+    """x [N, D] -> [N (N - 1) / 2]"""
+    first, second = _pairs(x)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+@decomposed(aten._pdist_backward.default)
+def pdist_backward(g, x, p, distance):
+    """The gradient of x"""
+    first, second = _pairs(x)
+    slope = g.unsqueeze(-1) * _norm_slope(x[first] - x[second], distance, p)
+    return torch.zeros_like(x).index_add(0, first, slope).index_add(0, second, -slope)
