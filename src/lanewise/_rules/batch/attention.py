@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import Plane
-from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise._torch_compat import forward_level
+from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
+from lanewise._torch_compat import dispatch_mode_count, forward_level
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def _fold_mask(level: BatchLevel, mask: Tensor | None, images: int) -> Tensor | 
 
 @lane_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """query [B, N, H, L, E], key and value [B, N, H, S, E] -> out [B, N, H, L, E], logsumexp [B, N, L, H]"""
+    """query [B, N, H, L, E], key and value [B, N, H, S, E] -> out [B, N, H, L, E], logsumexp [B, N, H, L]"""
     lanes, images = level.size, query.shape[0]
     parts = aten._scaled_dot_product_flash_attention_for_cpu(
         *[_fold(level, t) for t in (query, key, value)],
@@ -60,7 +60,7 @@ def flash_attention_backward(
     folded = [_fold(level, t) for t in (grad, query, key, value, out, logsumexp)]
     mask = _fold_mask(level, attn_mask, images)
     if forward_level() >= 0 or (
-        torch.is_grad_enabled() and any(t.requires_grad or isinstance(t, Plane) for t in folded)
+        torch.is_grad_enabled() and any(isinstance(t, Plane) or t.requires_grad for t in folded)
     ):
         parts = attention_backward_formula(*folded[:4], mask, is_causal, scale)
     else:
@@ -96,6 +96,21 @@ def fused_choice(
         return int(torch.nn.attention.SDPBackend.MATH.value)
     lane = [torch.empty(t.shape, dtype=t.dtype) for t in (query, key, value)]
     return aten._fused_sdp_choice.default(*lane, None, dropout_p, is_causal, scale=scale)
+
+
+@lane_rule(aten._safe_softmax.default, guarded=False)
+def safe_softmax(level, x, dim, dtype=None):
+    """x [B, *S] -> [B, *S], zeros where all of a row is -inf; torch's own looks at each element for that"""
+    axis = shift_dim(dim, max(x.dim(), 1))
+    value = x.value if x.dim() else x.value.unsqueeze(1)
+    out = torch.softmax(value, axis, dtype)
+    if value.shape[axis] == 0:
+        return out
+    masked = value.amax(axis, keepdim=True) == -math.inf
+    if type(value) is Tensor and value.device.type == "cpu" and not dispatch_mode_count() and not masked.any():
+        return out if x.dim() else out.squeeze(1)
+    out = out.masked_fill(masked, 0)
+    return out if x.dim() else out.squeeze(1)
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def _tracked(*tensors: Tensor | None) -> bool:
     """Whether somebody below may differentiate through these values."""
     if forward_level() >= 0:
         return True
-    return torch.is_grad_enabled() and any(t is not None and (t.requires_grad or isinstance(t, Plane)) for t in tensors)
+    return torch.is_grad_enabled() and any(t is not None and (isinstance(t, Plane) or t.requires_grad) for t in tensors)
 
 
 def _constant(value: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_
         mean = x.mean(inner, keepdim=True)
         rstd = _inverse_deviation((x - mean).square().mean(inner, keepdim=True), rstd)
     wants_weight = output_mask[1] and weight is not None
-    unit = (x - mean) * rstd if tracked or wants_weight else None
+    unit = _unit(x, mean, rstd, tracked) if tracked or wants_weight else None
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and tracked:
         slopes = scaled if scale is None else scaled * scale
@@ -89,10 +89,17 @@ def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_
         saved = mean.contiguous(), rstd.contiguous()  # the kernel reads them by pointer
         grad_x, _, _ = aten.native_layer_norm_backward(scaled, x, shape, *saved, scale, None, [True, False, False])
     if wants_weight:
-        grad_weight = (grad * unit).sum(outer) if outer else grad * unit
+        product = grad * unit if tracked else unit.mul_(grad)
+        grad_weight = product.sum(outer) if outer else product
     if output_mask[2] and bias is not None:
         grad_bias = grad.sum(outer) if outer else grad.clone()
     return grad_x, grad_weight, grad_bias
+
+
+def _unit(x, mean, rstd, tracked):
+    """x with its mean and spread taken out; in one buffer where nobody looks at it"""
+    centred = x - mean
+    return centred * rstd if tracked else centred.mul_(rstd)
 
 
 @lane_rule(aten._fused_rms_norm_backward.default)

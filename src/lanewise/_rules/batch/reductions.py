@@ -9,7 +9,6 @@ aten = torch.ops.aten
 along_dims(
     aten._log_softmax.default,
     aten._log_softmax_backward_data.default,
-    aten._safe_softmax.default,
     aten._softmax.default,
     aten._softmax_backward_data.default,
     aten.all.dim,
