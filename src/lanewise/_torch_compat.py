@@ -35,9 +35,11 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
 IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
+include_key = torch._C._dispatch_tls_set_dispatch_key_included
 tls_include_set = torch._C._dispatch_tls_local_include_set
 tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
 tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+tls_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -60,10 +62,14 @@ _SAME_METHOD = frozenset(
     "tanh trunc".split()
 )
 
+_SAME_REDUCTION = frozenset(("aten::amax", "aten::amin", "aten::mean.dim", "aten::sum.dim_IntList"))
+
 
 def fast_binding(op: torch._ops.OpOverload) -> Callable:
     """The quickest callable for an overload; without the private ones, the overload itself."""
     packet, _, overload = op.name().removeprefix("aten::").partition(".")
+    if op.name() in _SAME_REDUCTION:
+        return getattr(torch._C.TensorBase, packet)
     if packet in _SAME_METHOD and not overload.endswith("_mode"):
         return getattr(torch._C.TensorBase, packet)
     return op._op

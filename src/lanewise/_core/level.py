@@ -11,7 +11,7 @@ from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
     ForceDispatchKeyGuard,
-    IncludeDispatchKeyGuard,
+    include_key,
     is_grad_enabled,
     set_grad_enabled,
     tls_exclude_set,
@@ -77,7 +77,7 @@ class Level:
         alive: False once the transform has ended.
     """
 
-    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "parent", "alive", "_factories", "__weakref__")
+    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "parent", "alive", "__weakref__")
 
     def __init__(self) -> None:
         self.order = next(_order)
@@ -89,21 +89,22 @@ class Level:
         self.alive = True
 
     def __enter__(self) -> "Level":
-        if not _stack.levels:
+        levels = _stack.levels
+        if not levels:
             _names.open()
-        _stack.levels.append(self)
+        levels.append(self)
         _stack.here = self
-        self._factories = IncludeDispatchKeyGuard(FACTORY_KEY)
-        self._factories.__enter__()
+        include_key(FACTORY_KEY, True)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._factories.__exit__(*exc)
-        del self._factories
+        levels = _stack.levels
         self.alive = False
-        _stack.levels.remove(self)
+        levels.remove(self)
         _stack.here = self.parent
-        if not _stack.levels:
+        if self.parent is None:
+            include_key(FACTORY_KEY, False)
+        if not levels:
             _names.close()
 
     def below(self, run: Callable[..., Any], *args: Any) -> Any:

@@ -131,6 +131,7 @@ def _along_dims(op: OpOverload) -> Any:
     names = [arg.name for arg in schema.arguments]
     keep_at = names.index("keepdim") if "keepdim" in names else None
     positions = [i for i, arg in enumerate(schema.arguments) if arg.name in _DIM_NAMES]
+    call = fast_binding(op)
     needed = positions[-1] if positions else 0
     plain = bool(positions) and not any("Tensor" in str(arg.type) for arg in schema.arguments[1:])
 
@@ -142,7 +143,7 @@ def _along_dims(op: OpOverload) -> Any:
             span = x.value.dim() if adds_dim else x.value.dim() - 1
             for position in positions:
                 given[position] = shift_dims(given[position], span)
-            return op(*given)
+            return call(*given)
         return general(level, args, kwargs)
 
     def general(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
@@ -224,11 +225,12 @@ def full_reduction(op: OpOverload, along: OpOverload) -> None:
 
 
 def _full_reduction(along: OpOverload) -> Any:
+    reduce = fast_binding(along)
     takes_list = str(along._schema.arguments[1].type) not in ("int", "Optional[int]")
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         if takes_list and args[0].dim():
-            return along(args[0].value, list(range(1, args[0].value.dim())), *args[1:], **kwargs)
+            return reduce(args[0].value, list(range(1, args[0].value.dim())), *args[1:], **kwargs)
         flat = level.expanded(args[0]).flatten(1) if args[0].dim() != 0 else level.expanded(args[0]).unsqueeze(1)
         out = along(flat, [1] if takes_list else 1, *args[1:], **kwargs)
         return out[0] if isinstance(out, (list, tuple)) else out

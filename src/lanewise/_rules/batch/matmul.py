@@ -58,7 +58,8 @@ def dot(level, a, b):
         return torch.mv(b.value, a)
     if not level.mapped(b):
         return torch.mv(a.value, b)
-    return (a.value * b.value).sum(1)
+    left, right = a.value, b.value
+    return torch.linalg.vecdot(left, right) if left.is_floating_point() else (left * right).sum(1)
 
 
 @lane_rule(aten.vdot.default)
