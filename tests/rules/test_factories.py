@@ -156,3 +156,38 @@ def test_wheres_and_lerps():
     check(lambda m, x: torch.where(m, 1.0, x), bools(2, 1), normal(3))
     check(lambda x, y, w: torch.lerp(x, y, w), normal(3), normal(2, 3), normal())
     check(lambda x, y: torch.lerp(x, y, 0.3), normal(3), normal(3))
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_blank_tensors_take_lane_values(levels):
+    """torch.empty and its kin, whose names lead elsewhere while a level is open, and back when it has closed."""
+    names = torch.empty, torch.empty_like, torch.empty_strided
+
+    def f(x):
+        blanks = torch.empty(2), torch.empty_like(CAPTURED), torch.empty_strided((2, 2), (2, 1))
+        for blank in blanks:
+            blank[:] = 1
+            blank[1] = x
+        return blanks
+
+    xs = torch.arange(6.0).view(2, 3) if levels == 2 else torch.arange(3.0)
+    got = vmap(vmap(f))(xs) if levels == 2 else vmap(f)(xs)
+    want = [torch.stack(column) for column in zip(*[f(x) for x in xs.flatten()], strict=True)]
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a.flatten(0, levels - 1), b)
+    assert (torch.empty, torch.empty_like, torch.empty_strided) == names
+    with pytest.raises(ZeroDivisionError):
+        vmap(lambda x: 1 / 0)(xs)
+    assert torch.empty is names[0]
+
+
+def test_blank_leaves_and_modules():
+    def f(x):
+        w = torch.empty(3, requires_grad=True)
+        assert w.requires_grad and w.is_leaf
+        torch.manual_seed(0)
+        return torch.nn.Linear(2, 2)(x)
+
+    xs = torch.randn(3, 2)
+    torch.manual_seed(0)
+    torch.testing.assert_close(vmap(f, randomness="same")(xs), torch.nn.Linear(2, 2)(xs))

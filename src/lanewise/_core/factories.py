@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.autograd import saving
 from lanewise._core.level import Level, current_level, route_name
 from lanewise._core.plane import Plane, tensors_of, tracked
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
+    FACTORY_KEY,
     FACTORY_KEY_NAME,
     FACTORY_KEY_SET,
     ExcludeDispatchKeyGuard,
     OpOverload,
     current_graph_task_id,
     tls_is_excluded,
+    tls_is_included,
 )
 
 _hooked: set[OpOverload] = set()
@@ -41,15 +42,6 @@ def adopt_copies_by(*ops: OpOverload) -> None:
         route(op, _copy_kernel(op))
 
 
-def adopt_aliases_by(*ops: OpOverload) -> None:
-    """The same for overloads that alias a plain tensor and cut its history: a leaf made so belongs to this plane.
-
-    Nothing may be written into the alias that the plain tensor cannot hold.
-    """
-    for op in ops:
-        route(op, _alias_kernel(op))
-
-
 def adopt_results_of_name(name: str) -> None:
     """The same for `torch.<name>`, whose overload must not be routed: torch.tensor and kernels write to its memory."""
     plain = getattr(torch, name)
@@ -57,7 +49,7 @@ def adopt_results_of_name(name: str) -> None:
     @functools.wraps(plain)
     def made(*args: Any, **kwargs: Any) -> Any:
         level = current_level()
-        if level is None or kwargs.get("out") is not None:
+        if level is None or not tls_is_included(FACTORY_KEY) or kwargs.get("out") is not None:
             return plain(*args, **kwargs)
         if any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
             return plain(*args, **kwargs)
@@ -115,19 +107,6 @@ def _copy_kernel(op: OpOverload) -> Any:
         return adopted(x, **options)
 
     return copied
-
-
-def _alias_kernel(op: OpOverload) -> Any:
-    def aliased(x: Tensor) -> Any:
-        autograds_own = tls_is_excluded(ADINPLACE_OR_VIEW_KEY) or saving()
-        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-            level = current_level()
-            alias = op(x)
-            if autograds_own or level is None or isinstance(x, Plane):
-                return alias
-            return level.adopt(alias, (x, op, (), {}, None))
-
-    return aliased
 
 
 def _shield_kernel(op: OpOverload) -> Any:

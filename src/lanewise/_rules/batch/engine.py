@@ -1,16 +1,13 @@
-"""Operations that torch's own code calls and users do not: forward mode's elementwise `prims`, anomaly mode's checks."""
+"""Operations that torch's own code calls and users do not: forward mode's `prims`, the checks of anomaly mode."""
 
 import torch
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import adopt_aliases_by
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._torch_compat import current_graph_task_id
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-
-adopt_aliases_by(aten.detach.default)
 
 # Native forward mode takes torch's Python formulas where an operand has no tangent. They end in these, whose operands
 # all have one shape.

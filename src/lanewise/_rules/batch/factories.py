@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import adopt_copies_by, adopt_results_of, keep_factories_plain_inside
+from lanewise._core.factories import (
+    adopt_copies_by,
+    adopt_results_of,
+    adopt_results_of_name,
+    keep_factories_plain_inside,
+)
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise.errors import TransformError, at_user_line
 
@@ -31,6 +36,8 @@ adopt_results_of(
     aten.zeros_like.default,
 )
 adopt_copies_by(aten._to_copy.default, aten.clone.default)
+for _name in ("empty", "empty_like", "empty_strided"):
+    adopt_results_of_name(_name)
 
 # Found by running torch's op_db with the factory routing switched on and counting calls from inside each kernel.
 keep_factories_plain_inside(
