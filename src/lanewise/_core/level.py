@@ -16,6 +16,7 @@ from lanewise._torch_compat import (
     set_grad_enabled,
     tls_exclude_set,
     tls_include_set,
+    tls_is_included,
 )
 
 _order = itertools.count(1)
@@ -77,7 +78,7 @@ class Level:
         alive: False once the transform has ended.
     """
 
-    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "parent", "alive", "__weakref__")
+    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "parent", "alive", "_before", "__weakref__")
 
     def __init__(self) -> None:
         self.order = next(_order)
@@ -85,7 +86,7 @@ class Level:
         self.exclude = tls_exclude_set() | AUTOCAST_KEYS
         self.grad_mode = is_grad_enabled()
         self.pinned: bool | None = None
-        self.parent = _stack.here
+        self.parent = current_level()
         self.alive = True
 
     def __enter__(self) -> "Level":
@@ -93,6 +94,7 @@ class Level:
         if not levels:
             _names.open()
         levels.append(self)
+        self._before = _stack.here
         _stack.here = self
         include_key(FACTORY_KEY, True)
         return self
@@ -101,7 +103,7 @@ class Level:
         levels = _stack.levels
         self.alive = False
         levels.remove(self)
-        _stack.here = self.parent
+        _stack.here = self._before
         if self.parent is None:
             include_key(FACTORY_KEY, False)
         if not levels:
@@ -139,8 +141,11 @@ def live_levels() -> list[Level]:
 
 
 def current_level() -> Level | None:
-    """The level whose plane the running code is on, None for plain torch."""
-    return _stack.here
+    """The level whose plane the running code is on, None for plain torch.
+
+    Below the outermost level the factory key is off; `here` is left as it was, which saves time.
+    """
+    return _stack.here if tls_is_included(FACTORY_KEY) else None
 
 
 class pin_grad_mode:

@@ -5,16 +5,17 @@ values have no single answer: the error names the line and what to write instead
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.autograd import begin_history, packing, retaining
+from lanewise._core.autograd import begin_history, packing, retaining, saving
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.level import on_plane
+from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
@@ -182,8 +183,8 @@ class Surface:
     def detach(self) -> Any:
         """Without history on any plane, and without a tangent; the memory is shared."""
         if packing.now:
-            return Tensor.detach(self)  # type: ignore[arg-type]
-        return _cut_below(self, Tensor.detach(self), self.level.below(_detach, self.value))  # type: ignore[arg-type]
+            return _torch_detach(self)  # type: ignore[arg-type]
+        return _cut_below(self, _torch_detach(self), self.level.below(_detach, self.value))  # type: ignore[arg-type]
 
     def detach_(self) -> Any:
         """`detach` in place."""
@@ -271,16 +272,6 @@ class Surface:
             return "[" + ", ".join([format(lane, spec) for lane in self.value.detach()]) + "]"
 
 
-def agreed(x: BatchTensor) -> Tensor | None:
-    """The value of all lanes `[*S]` where they hold the same numbers, None where they differ."""
-    value = x.value
-    if x.level.size == 0:
-        return value.new_zeros(value.shape[1:])
-    first = x.level.below(torch.select, value, 0, 0)
-    same = x.level.below(lambda: ((value == first) | ((value != value) & (first != first))).all())
-    return first if bool(same) else None
-
-
 class _Handles:
     """Removes a hook from every plane."""
 
@@ -325,13 +316,13 @@ def standing(wrapper: Any) -> Tensor | None:
 def agreed(wrapper: Any) -> Tensor | None:
     """The tensor below that answers for all lanes, None where they differ."""
     answering = standing(wrapper)
-    if answering is not None or wrapper.level.size == 0:
-        return answering
-    return wrapper.level.below(_first_if_same, wrapper.value)
+    return wrapper.level.below(_first_if_same, wrapper.value) if answering is None else answering
 
 
 def _first_if_same(value: Tensor) -> Tensor | None:
-    value = value.detach()
+    value = _detach(value)
+    if value.shape[0] == 0:
+        return value.new_zeros(value.shape[1:])
     first = value[0]
     same = (value == first) | ((value != value) & (first != first))
     return first if bool(same.all()) else None
@@ -363,6 +354,23 @@ def _text(value: Tensor) -> str:
 
 
 _set_data = Tensor.data.__set__  # type: ignore[attr-defined]
+_torch_detach = Tensor.detach
+
+
+@functools.wraps(_torch_detach)
+def _detach_plain(self: Tensor) -> Tensor:
+    """`Tensor.detach` of a plain tensor. Inside a transformed function the result belongs to it.
+
+    A leaf made from it is then a leaf of each lane. Nothing may be written into it that the plain tensor cannot hold.
+    """
+    alias = _torch_detach(self)
+    level = current_level()
+    if level is None or saving():
+        return alias
+    return level.adopt(alias, (self, aten.detach.default, (), {}, None))
+
+
+Tensor.detach = _detach_plain  # type: ignore[method-assign]
 
 for _name, _method in list(vars(Surface).items()):
     if _name not in ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"):
