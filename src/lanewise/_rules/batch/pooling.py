@@ -84,10 +84,11 @@ def max_pool2d(level, x, *options):
     """x [B, N, C, H, W] or [B, C, H, W] -> values and indices
 
     On the CPU torch's kernel is vectorised over channels only where they lie last: from 4 channels on, a copy there and
-    back takes half of the time or less.
+    back takes half of the time or less. A graph below would keep the copy, so not there.
     """
     value = x.value.flatten(0, 1) if x.dim() == 4 else x.value
-    if type(value) is Tensor and value.device.type == "cpu" and value.shape[1] >= 4 and value.is_contiguous():
+    plain = type(value) is Tensor and value.device.type == "cpu" and not value.requires_grad
+    if plain and value.shape[1] >= 4 and value.is_contiguous():
         value = value.contiguous(memory_format=torch.channels_last)
     out, indices = aten.max_pool2d_with_indices(value, *options)
     out, indices = out.contiguous(), indices.contiguous()
