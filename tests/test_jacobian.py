@@ -286,7 +286,7 @@ def test_a_function_that_is_not_holomorphic_is_refused(jac, f):
 def test_integers_and_non_tensors(jac):
     with pytest.raises((TransformError, ArgumentError), match="floating point"):
         jac(lambda x: x * 2)(torch.arange(3))
-    with pytest.raises(ArgumentError, match="must be Tensor, got <class 'float'> for args"):
+    with pytest.raises(ArgumentError, match="must be Tensor, got <class 'float'> for x"):
         jac(lambda x: x * 2)(2.0)
     with pytest.raises(TransformError, match="Got argnum=2, but only 1 positional inputs"):
         jac(lambda x: x * 2, argnums=2)(seeded(3))

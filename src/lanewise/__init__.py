@@ -8,6 +8,7 @@ import lanewise._rules.jvp  # noqa: F401
 from lanewise import errors
 from lanewise._transforms.forward import jvp
 from lanewise._transforms.functional import debug_unwrap
+from lanewise._transforms.functionalize import functionalize
 from lanewise._transforms.jacobian import hessian, jacfwd, jacrev
 from lanewise._transforms.rearrange import rearrange
 from lanewise._transforms.reverse import grad, grad_and_value, value_and_grad, vjp
@@ -18,6 +19,7 @@ __all__ = [
     "debug_unwrap",
     "errors",
     "functional_call",
+    "functionalize",
     "grad",
     "grad_and_value",
     "hessian",

@@ -39,7 +39,8 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
         return None
     packet_name = schema.name.split("::")[1]
     namespace = getattr(torch.ops, schema.name.split("::")[0])
-    out_names = {name for _, name in written} if "out" in func._overloadname or packet_name.endswith("_out") else set()
+    # Names do not tell: `max.dim_max` and `sort.values` write their results, too.
+    out_names = {name for position, name in written if schema.arguments[position].kwarg_only}
     if not out_names:
         if not packet_name.endswith("_") or packet_name.startswith("__"):
             return None

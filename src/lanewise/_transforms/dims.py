@@ -331,9 +331,9 @@ def returned_lanes(func: Callable, leaf: Any, attribute: str, where: str) -> Arg
     holds = f"whose `{attribute}` has lanes" if attribute else "which holds tensors with lanes"
     return ArgumentError(
         at_user_line(
-            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)} for {where}, {holds}. Did you "
-            "mean to set out_dims= to None for output? Containers are tuples, lists, dicts, named tuples, dataclasses and "
-            "classes registered with torch's pytree",
+            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(leaf)} for {where}, {holds}. Did "
+            "you mean to set out_dims= to None for output? vmap looks into tuples, lists, dicts, named tuples, "
+            "dataclasses and classes registered with torch's pytree",
             f"return y{attribute}  # the tensors themselves" if attribute else "return list(y)",
         )
     )

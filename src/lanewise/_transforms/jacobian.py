@@ -353,6 +353,7 @@ def hessian(
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
     """
+    check_randomness(randomness, "hessian")
     return jacrev(
         jacrev(func, argnums, has_aux=has_aux),
         argnums,

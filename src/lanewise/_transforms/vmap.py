@@ -44,10 +44,12 @@ def vmap(
     Args:
         func: A function of one example: it sees tensors `[*S]` where you pass `[B, *S]`.
         in_dims: Where the lanes are: an int for all positional arguments, or a tuple, one entry for each; an entry may
-            follow the structure of its argument. None: the argument is the same for all lanes. A dict by names of
-            parameters maps keyword arguments too.
+            follow the structure of its argument. None: the argument is the same for all lanes, and reaches `func` as
+            the very object you passed. A dict by names of parameters maps keyword arguments too; a name left out counts
+            as None. An argument that is None is passed on.
         out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes.
-        randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations.
+        randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations. The
+            numbers drawn from a device's default generator do not depend on `chunk_size`.
         chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
             peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.
         memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.
