@@ -211,6 +211,8 @@ def find_jvp_rule(func: Any) -> Rule:
         rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", raw=True)
     elif func._schema.is_mutable:
         rule = _in_place(func)
+    elif not any("Tensor" in str(result.type) for result in func._schema.returns):
+        rule = Rule(func, lambda level, args, kwargs: level._run_unlifted(func, args, kwargs), "Python value", raw=True)
     elif torch.Tag.nondeterministic_seeded in func.tags and not has_kernel_for_key(func.name(), "Autograd"):
         rule = Rule(func, lambda level, args, kwargs: (_on_primals(level, func, args, kwargs), None), "random")
     else:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 
 from lanewise._core.autograd import begin_history, packing, retaining, saving
@@ -370,7 +371,17 @@ def _detach_plain(self: Tensor) -> Tensor:
     return level.adopt(alias, (self, aten.detach.default, (), {}, None))
 
 
+_torch_to_dlpack = torch.utils.dlpack.to_dlpack
+
+
+@functools.wraps(_torch_to_dlpack)
+def _to_dlpack(tensor: Any) -> Any:
+    """`to_dlpack`, which would hand out the address of a wrapper's missing memory."""
+    return tensor.__dlpack__() if isinstance(tensor, Plane) else _torch_to_dlpack(tensor)
+
+
 Tensor.detach = _detach_plain  # type: ignore[method-assign]
+torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack
 
 for _name, _method in list(vars(Surface).items()):
     if _name not in ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"):
