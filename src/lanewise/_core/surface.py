@@ -77,6 +77,10 @@ class Surface:
             )
         return answering
 
+    def _check_alive(self, question: str) -> None:
+        if not self.level.alive and current_graph_task_id() == -1:
+            raise escaped(self.level, question)
+
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def item(self) -> Any:
@@ -106,8 +110,9 @@ class Surface:
 
     def numpy(self, *, force: bool = False) -> Any:
         """A NumPy array."""
+        self._check_alive("numpy()")
         tangent = getattr(self, "tangent", None)
-        if (self.requires_grad or tangent is not None) and not force:  # type: ignore[attr-defined]
+        if (tracked(self) or tangent is not None) and not force:  # type: ignore[attr-defined]
             raise TransformError(
                 at_user_line(
                     "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.",

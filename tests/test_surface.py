@@ -1,0 +1,278 @@
+"""What a wrapper answers when Python asks it something: numbers, arrays, memory, text, copies."""
+
+import copy
+import io
+import pickle
+import re
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from lanewise import grad, jvp, vmap
+from lanewise.errors import EscapedTensorError, LaneValueError
+from tests.oracles import assert_same
+
+XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+ITEM = "It looks like you're calling .item on a Tensor"
+CONTROL = "attempting to use a Tensor in some data-dependent control flow"
+MEMORY = "Cannot access data pointer of Tensor that doesn't have storage"
+STORAGE = "Cannot access storage"
+
+
+def inside(ask, kind="lanes"):
+    """The answer to a question asked of a wrapper inside a transform."""
+    answers = []
+
+    def f(x):
+        answers.append(ask(x if kind != "uniform" else torch.arange(3.0, dtype=torch.float64)))
+        return x
+
+    if kind == "dual":
+        jvp(f, (XS[0],), (XS[1],))
+    elif kind == "recorded":
+        vmap(grad(lambda x: f(x).sum()))(XS)
+    else:
+        vmap(f)(XS)
+    return answers[0]
+
+
+LANE_QUESTIONS = {
+    "item": (lambda x: x.sum().item(), ITEM),
+    "int": (lambda x: int(x.sum()), ITEM),
+    "float": (lambda x: float(x.sum()), ITEM),
+    "complex": (lambda x: complex(x.sum()), ITEM),
+    "range": (lambda x: range(x.argmax()), ITEM),
+    "list index": (lambda x: [1, 2, 3][x.argmax()], ITEM),
+    "slice": (lambda x: x[: x.argmax()], ITEM),
+    "format number": (lambda x: torch.full((2,), x[0]), ITEM),
+    "tolist": (lambda x: x.tolist(), ITEM),
+    "tensor of tensors": (lambda x: torch.tensor([x[0], x[1]]), ITEM),
+    "as_tensor of tensors": (lambda x: torch.as_tensor([[x[0], x[1]]]), ITEM),
+    "if": (lambda x: 1 if x.sum() > 0 else 0, CONTROL),
+    "and": (lambda x: x[0] > 0 and x[1] > 0, CONTROL),
+    "not": (lambda x: not x[0] > 0, CONTROL),
+    "assert": (lambda x: torch.is_nonzero(x[0] > 0), CONTROL),
+    "numpy": (lambda x: x.numpy(), MEMORY),
+    "numpy by force": (lambda x: x.numpy(force=True), MEMORY),
+    "asarray": (numpy.asarray, MEMORY),
+    "numpy function": (numpy.sin, MEMORY),
+    "data_ptr": (lambda x: x.data_ptr(), MEMORY),
+    "dlpack": (lambda x: x.__dlpack__(), MEMORY),
+    "to_dlpack": (lambda x: torch.utils.dlpack.to_dlpack(x), MEMORY),
+    "from_dlpack": (torch.from_dlpack, MEMORY),
+    "storage": (lambda x: x.storage(), STORAGE),
+    "untyped storage": (lambda x: x.untyped_storage(), STORAGE),
+    "share_memory_": (lambda x: x.share_memory_(), STORAGE),
+    "pickle": (pickle.dumps, STORAGE),
+    "save": (lambda x: torch.save(x, io.BytesIO()), STORAGE),
+}
+
+
+@pytest.mark.parametrize("question", LANE_QUESTIONS)
+def test_lane_values_have_no_single_answer(question):
+    ask, phrase = LANE_QUESTIONS[question]
+    with pytest.raises(RuntimeError, match=re.escape(phrase)) as caught:
+        inside(ask)
+    assert __file__ in str(caught.value)
+    assert "Write instead:" in str(caught.value)
+
+
+def test_message_in_full():
+    with pytest.raises(LaneValueError) as caught:
+        vmap(lambda x: 1 if x.sum() > 0 else 0)(XS)  # type: ignore[misc]
+    text = re.sub(r"level \d+", "level 1", str(caught.value)).split("\n  at ")
+    assert text[0] == (
+        "vmap: bool(): attempting to use a Tensor in some data-dependent control flow: its value [] differs from lane to "
+        "lane (vmap level 1 with 4 lanes)"
+    )
+    assert "vmap(lambda x: 1 if x.sum() > 0 else 0)(XS)" in text[1]
+    assert text[1].endswith("Write instead:\n  torch.where(condition, a, b)  # in place of: a if condition else b")
+
+
+UNIFORM_ANSWERS = {
+    "item": (lambda x: x.sum().item(), 3.0),
+    "int": (lambda x: int(x.sum()), 3),
+    "float": (lambda x: float(x.sum()), 3.0),
+    "bool": (lambda x: bool(x.sum() > 0), True),
+    "range": (lambda x: list(range(x.argmax())), [0, 1]),
+    "list index": (lambda x: [1, 2, 3][x.argmax()], 3),
+    "slice": (lambda x: tuple(x[: x.argmax()].shape), (2,)),
+    "tolist": (lambda x: x.tolist(), [0.0, 1.0, 2.0]),
+    "numpy": (lambda x: x.numpy().tolist(), [0.0, 1.0, 2.0]),
+    "asarray": (lambda x: numpy.asarray(x).tolist(), [0.0, 1.0, 2.0]),
+    "from_dlpack": (lambda x: torch.from_dlpack(x).tolist(), [0.0, 1.0, 2.0]),
+    "format": (lambda x: f"{x.sum():.2f}", "3.00"),
+    "in": (lambda x: 2.0 in x, True),
+    "pickle": (lambda x: pickle.loads(pickle.dumps(x)).tolist(), [0.0, 1.0, 2.0]),
+    "tensor of tensors": (lambda x: torch.tensor([x[1], x[2]]).tolist(), [1.0, 2.0]),
+    "equal": (lambda x: torch.equal(x, x), True),
+}
+
+
+@pytest.mark.parametrize("question", UNIFORM_ANSWERS)
+def test_a_value_that_is_the_same_in_all_lanes_answers(question):
+    ask, want = UNIFORM_ANSWERS[question]
+    assert inside(ask, "uniform") == want
+
+
+def test_lanes_that_agree_answer():
+    """As a loop over the lanes would take the same way in each."""
+    xs = torch.ones(4, 3)
+    out = vmap(lambda x: x * 2 if x.sum() > 0 else x)(xs)
+    assert_same(out, xs * 2)
+    assert_same(vmap(lambda x: x * x[0].item())(xs), xs)
+    assert_same(vmap(lambda x: x * 2 if x.sum() > 0 else x)(torch.ones(0, 3)), torch.ones(0, 3))
+
+
+@pytest.mark.parametrize("question", [q for q in UNIFORM_ANSWERS if q not in ("numpy", "asarray")])
+def test_the_primal_answers(question):
+    """Control flow in forward mode is ordinary."""
+    ask, want = UNIFORM_ANSWERS[question]
+    got = []
+
+    def f(x):
+        got.append(ask(x))
+        return x
+
+    jvp(f, (torch.arange(3.0, dtype=torch.float64),), (torch.ones(3, dtype=torch.float64),))
+    assert got == [want]
+
+
+def test_numpy_of_what_is_differentiated():
+    for kind in ("dual", "recorded"):
+        with pytest.raises(RuntimeError, match=re.escape("Can't call numpy() on Tensor that requires grad.")):
+            inside(lambda x: x.numpy(), kind)
+    assert inside(lambda x: x.detach().numpy().tolist(), "dual") == XS[0].tolist()
+    assert inside(lambda x: x.numpy(force=True).tolist(), "dual") == XS[0].tolist()
+
+
+def test_text():
+    text = inside(repr)
+    assert re.fullmatch(r"BatchTensor\(level=\d+, lanes=4, value=tensor\(.*\)\)", text, re.DOTALL)
+    assert "0.7" in text or "1." in text
+    assert inside(str).split(",", 1)[1] == text.split(",", 1)[1]
+    assert re.fullmatch(
+        r"BatchTensor\(level=\d+, the same in all 4 lanes, value=tensor\(\[0\., 1\., 2\.\], dtype=torch.float64\)\)",
+        inside(repr, "uniform"),
+    )
+    dual = inside(lambda x: repr(x[:1] * 0 + 1), "dual")
+    assert re.fullmatch(r"DualTensor\(level=\d+, primal=tensor\(\[1\.\].*\), tangent=tensor\(\[-?0\.\].*\)\)", dual)
+    assert "tangent=0" in inside(lambda x: repr(torch.zeros(1)), "dual")
+    assert "requires_grad=True" in inside(lambda x: repr(x.detach().requires_grad_()))
+    assert "grad_fn=<SinBackward0>" in inside(lambda x: repr(x.sin()), "recorded")
+    assert inside(lambda x: f"{x.sum() * 0 + 1.25:.1f}") == "[1.2, 1.2, 1.2, 1.2]"
+    assert inside(lambda x: f"{x}").startswith("BatchTensor(")
+    nested = []
+    vmap(vmap(lambda x: nested.append(repr(x)) or x))(XS.reshape(2, 2, 3))
+    assert re.match(r"BatchTensor\(level=\d+, lanes=2, value=BatchTensor\(level=\d+, lanes=2, value=tensor", nested[0])
+
+
+def test_text_changes_nothing():
+    def f(x):
+        total = torch.zeros(3, dtype=torch.float64)
+        assert repr(total)
+        assert repr(x)
+        total[0] = x[0]
+        assert repr(total)
+        return total.sin()
+
+    xs = XS.clone().requires_grad_()
+    out = vmap(f)(xs)
+    (g,) = torch.autograd.grad(out.sum(), xs)
+    assert_same(g[:, 0], XS[:, 0].cos())
+
+
+def test_printing_a_captured_tensor(capsys):
+    captured = torch.arange(3.0)
+    vmap(lambda x: print(captured, captured.detach(), captured.requires_grad) or x)(XS)
+    out = capsys.readouterr().out
+    assert out.startswith("tensor([0., 1., 2.]) BatchTensor(level=")
+    assert captured.numpy().tolist() == [0.0, 1.0, 2.0]
+    assert vmap(lambda x: x + float(captured.numpy()[1]))(XS).equal(XS + 1)
+
+
+def test_copies():
+    def f(x):
+        total = torch.zeros(3, dtype=torch.float64)
+        deep, shallow = copy.deepcopy(total), copy.copy(total)
+        deep.add_(x)
+        shallow.mul_(1.0)
+        layer = copy.deepcopy(nn.ParameterDict({"w": nn.Parameter(x)}))
+        assert isinstance(layer["w"], nn.Parameter)
+        leaf = copy.deepcopy(x.detach().requires_grad_())
+        assert leaf.requires_grad
+        assert leaf.is_leaf
+        memo: dict = {}
+        assert copy.deepcopy([leaf, leaf], memo)[0] is memo[id(leaf)]
+        return deep + copy.copy(x) + layer["w"].detach() + leaf.detach() + total
+
+    assert_same(vmap(f)(XS), 4 * XS)
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        vmap(grad(lambda x: copy.deepcopy(x.sin()).sum()))(XS)
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        vmap(copy.deepcopy)(XS.clone().requires_grad_())
+
+
+def test_deepcopy_of_a_captured_module():
+    """A loop would train a copy for each lane; so do we."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1).double()
+
+    def f(x):
+        mine = copy.deepcopy(layer)
+        mine(x).sin().sum().backward()
+        return mine.weight.grad[0]
+
+    assert_same(vmap(f)(XS), torch.stack([f(x) for x in XS]))
+    assert layer.weight.grad is None
+
+
+def test_ordinary_questions():
+    assert inside(len) == 3
+    assert inside(lambda x: len(list(x))) == 3
+    assert inside(lambda x: hash(x) == id(x))
+    assert inside(lambda x: {x: 1}[x]) == 1
+    assert inside(lambda x: x.is_contiguous())
+    assert inside(lambda x: x.type()) == "torch.DoubleTensor"
+    assert inside(lambda x: isinstance(x, torch.Tensor) and torch.is_tensor(x) and torch.is_floating_point(x))
+    assert inside(lambda x: (x.element_size(), x.nbytes, x.ndim, tuple(x.size()), x.stride())) == (8, 24, 1, (3,), (1,))
+    assert inside(lambda x: x.new_tensor([1.0, 2.0]).tolist()) == [1.0, 2.0]
+    assert not inside(lambda x: x.is_shared())
+    assert not inside(lambda x: x.is_pinned(), "dual")
+    assert inside(lambda x: torch.equal(x, x), "dual")
+
+
+def test_tensor_of_a_tensor():
+    def f(x):
+        with pytest.warns(UserWarning, match="To copy construct from a tensor"):
+            y = torch.tensor(x)
+        return y + torch.as_tensor(x) + torch.asarray(x)
+
+    assert_same(vmap(f)(XS), 3 * XS)
+
+
+@pytest.mark.parametrize("kind", ["lanes", "uniform", "dual"])
+def test_escaped(kind):
+    kept = []
+    inside(kept.append, kind)
+    level = {"dual": r"jvp level \d+"}.get(kind, r"vmap level \d+ with 4 lanes")
+    for ask in (
+        lambda x: x + 1,
+        lambda x: x.item(),
+        bool,
+        float,
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        numpy.asarray,
+        pickle.dumps,
+        lambda x: x.detach() + 1,
+        lambda x: x.sum().backward(),
+        lambda x: torch.utils.dlpack.to_dlpack(x),
+        copy.deepcopy,
+    ):
+        with pytest.raises(EscapedTensorError, match=f"may have escaped from inside .*(?s:.*){level}, which has ended"):
+            ask(kept[0])
+    assert "ended=True" in repr(kept[0])
+    assert tuple(kept[0].shape) == (3,)
