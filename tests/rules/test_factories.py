@@ -151,7 +151,9 @@ def test_lists_in_place():
     check(f, normal(2, 3), normal(2, 3), grad=False)
 
 
-def test_wheres_and_lerps():
+def test_wheres_lerps_and_clamps():
+    check(lambda x, a, b: torch.clamp(x, a, b + 1), normal(2, 3), normal(2, 3), normal())
+    check(lambda x, b: torch.clamp(x, max=b), normal(2, 3), normal(3))
     check(lambda m, x: torch.where(m, x, 2.5), bools(3), normal(2, 3))
     check(lambda m, x: torch.where(m, 1.0, x), bools(2, 1), normal(3))
     check(lambda x, y, w: torch.lerp(x, y, w), normal(3), normal(2, 3), normal())
@@ -189,5 +191,6 @@ def test_blank_leaves_and_modules():
         return torch.nn.Linear(2, 2)(x)
 
     xs = torch.randn(3, 2)
+    got = vmap(f, randomness="same")(xs)
     torch.manual_seed(0)
-    torch.testing.assert_close(vmap(f, randomness="same")(xs), torch.nn.Linear(2, 2)(xs))
+    torch.testing.assert_close(got, torch.nn.Linear(2, 2)(xs))

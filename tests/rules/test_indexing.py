@@ -29,7 +29,9 @@ CASES = {
     "index_copy_": (lambda x, i, s: own(x).index_copy_(0, i, s), normal(4, 2), distinct(4, 3), normal(3, 2)),
     "index_fill": (lambda x, i: x.index_fill(1, i, 3), normal(2, 4), ints(-4, 4, 2)),
     "index_fill_": (lambda x, i: own(x).index_fill_(0, i, 3), normal(4), ints(-4, 4, 2)),
-    "index_fill tensor": (lambda x, i, v: x.index_fill(1, i, v), normal(2, 4), ints(0, 4, 2), normal()),
+    "index_fill tensor": (lambda x, i, v: x.index_fill(1, i, v), normal(2, 4), ints(0, 4, 3), normal()),
+    "index_fill_ tensor": (lambda x, i, v: own(x).index_fill_(0, i, v), normal(4), ints(0, 4, 3), normal()),
+    "index_fill 0-dim": (lambda x, i, v: x.index_fill(0, i, v), normal(), ints(0, 1, 1), normal()),
     "index": (lambda x, i: x[i], normal(4, 3), ints(-4, 4, 5)),
     "index last": (lambda x, i: x[..., i], normal(2, 3, 4), ints(-4, 4, 5, 2)),
     "index pair": (lambda x, i, j: x[i, j], normal(4, 3, 2), ints(0, 4, 5), ints(0, 3, 2, 1)),
@@ -114,9 +116,8 @@ def put_in(x, index, value):
 @pytest.mark.parametrize("name", CASES)
 def test_index(name):
     f, *makers = CASES[name]
-    # The backward of index_fill with a tensor needs the unique indices, whose number may differ from lane to lane.
     # How many elements a mask picks is unknown where there are no lanes.
-    check(f, *makers, grad=name != "index_fill tensor", empty=name not in ("mask of as many", "masked_select"))
+    check(f, *makers, empty=name not in ("mask of as many", "masked_select"))
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.factories import route
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.datadependent import at_least_1d, lane_numbers, lane_positions
@@ -136,14 +137,31 @@ def index_fill(level, x, dim, index, value):
     if not level.mapped(index) and not level.mapped(value):
         out = torch.index_fill(values, dim, index, value)
     else:
+        # A mask, so that places named twice count once in the gradient of the value.
         indices = at_least_1d(level, index)
-        if not isinstance(value, Tensor):
-            value = torch.full((), value, dtype=x.dtype, device=x.device)
-        elif level.mapped(value):
-            value = value.value.view(level.size, *[1] * (values.dim() - 1))
-        where = [lane_numbers(level, indices, 2), *[None] * (dim - 1), indices]
-        out = aten.index_put(values, where, value.to(x.dtype))
+        mask = torch.zeros((level.size, values.shape[dim]), dtype=torch.bool, device=x.device)
+        yes = torch.ones((), dtype=torch.bool, device=x.device)
+        mask = aten.index_put(mask, [lane_numbers(level, indices, 2), indices], yes)
+        mask = mask.view(level.size, *[1] * (dim - 1), values.shape[dim], *[1] * (values.dim() - dim - 1))
+        if level.mapped(value):
+            value = value.value.to(x.dtype).view(level.size, *[1] * (values.dim() - 1))
+        out = torch.where(mask, value, values).to(x.dtype)
     return out if x.dim() else out.squeeze(1)
+
+
+def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    """index_fill by a mask: torch's own gradient of the value needs the unique indices, as many as a lane has."""
+    if value.dim():
+        raise IndexError(f"index_fill_ only supports a 0-dimensional value tensor, but got {list(value.shape)}")
+    rank = max(x.dim(), 1)
+    dim = shift_dim(dim, rank) - 1
+    mask = torch.zeros(x.shape[dim] if x.dim() else 1, dtype=torch.bool, device=x.device).index_fill(0, index, True)
+    mask = mask.view([-1 if k == dim else 1 for k in range(rank)]) if x.dim() else mask.squeeze(0)
+    return torch.where(mask, value.to(x.dtype), x)
+
+
+route(aten.index_fill.int_Tensor, _filled_by_tensor)
+route(aten.index_fill_.int_Tensor, lambda x, *args: x.copy_(_filled_by_tensor(x, *args)))
 
 
 # --- indices in brackets: index and index_put ------------------------------------------------------------------------
@@ -297,7 +315,9 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
             return None
         shape = values.shape
         shape = (*shape[: len(shape) - rest - 1], *[1] * count, *shape[len(shape) - rest :])
-        values = values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(-1, *shape))
+        values = (
+            values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(level.size, *shape))
+        )
     if values.dtype != x.dtype:
         raise IndexError(
             f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination and "
@@ -360,7 +380,7 @@ def masked_fill(level, x, mask, value):
     if not level.mapped(value):
         return torch.masked_fill(below, where, value)
     fill = value.value.to(x.dtype)
-    return torch.where(where, fill.view(-1, *[1] * max(x.dim(), mask.dim())), below)
+    return torch.where(where, fill.view(level.size, *[1] * max(x.dim(), mask.dim())), below)
 
 
 @lane_rule(aten.masked_fill_.Tensor)
@@ -370,7 +390,7 @@ def masked_fill_(level, x, mask, value):
     if not level.mapped(value):
         return x.value.masked_fill_(where, value)
     fill = value.value.to(x.dtype)
-    return x.value.copy_(torch.where(where, fill.view(-1, *[1] * x.dim()), x.value))
+    return x.value.copy_(torch.where(where, fill.view(level.size, *[1] * x.dim()), x.value))
 
 
 @lane_rule(aten.masked_scatter.default)

@@ -2,7 +2,7 @@
 
 import torch
 
-from lanewise._rules.batch.families import pointwise
+from lanewise._rules.batch.families import aligner, bind, lane_rule, pointwise
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ pointwise(
     aten.bitwise_right_shift.Scalar_Tensor, aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
     aten.bitwise_right_shift_.Tensor, aten.bitwise_right_shift_.Tensor_Scalar, aten.bitwise_xor.Scalar,
     aten.bitwise_xor.Scalar_Tensor, aten.bitwise_xor.Tensor, aten.bitwise_xor_.Scalar, aten.bitwise_xor_.Tensor,
-    aten.ceil.default, aten.ceil_.default, aten.celu.default, aten.celu_.default, aten.clamp.Tensor,
+    aten.ceil.default, aten.ceil_.default, aten.celu.default, aten.celu_.default,
     aten.clamp.default, aten.clamp_.Tensor, aten.clamp_.default, aten.clamp_max.Tensor, aten.clamp_max.default,
     aten.clamp_max_.Tensor, aten.clamp_max_.default, aten.clamp_min.Tensor, aten.clamp_min.default,
     aten.clamp_min_.Tensor, aten.clamp_min_.default, aten.complex.default,
@@ -107,3 +107,15 @@ pointwise(
     aten.xlogy.Scalar_Self, aten.xlogy.Tensor, aten.xlogy_.Scalar_Other, aten.xlogy_.Tensor, aten.zero_.default,
 )
 # fmt: on
+
+
+@lane_rule(aten.clamp.Tensor)
+def clamp(level, x, *bounds, **named):
+    """x [B, *S] or [*S], bounds [B, *T] or [*T] -> [B, *broadcast]"""
+    operands, _ = bind(aten.clamp.Tensor, (x, *bounds), named)
+    given = [operand for operand in operands if operand is not None]
+    align = aligner(level, given)
+    full = (level.size, *torch.broadcast_shapes(*[operand.shape for operand in given]))
+    # The gradients of two bounds that are wider than x go wrong in torch.
+    x, *bounds = (None if operand is None else align(operand) for operand in operands)
+    return torch.clamp(x.expand(full), *bounds)

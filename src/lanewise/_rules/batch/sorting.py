@@ -27,7 +27,7 @@ def _arg_extreme(op):
         values = at_least_1d(level, x)
         if dim is None:
             out = op(values.flatten(1), 1)
-            return out.view(-1, *[1] * x.dim()) if keepdim else out
+            return out.view(level.size, *[1] * x.dim()) if keepdim else out
         if not x.dim():
             return op(values, shift_dim(dim, 1))
         return op(values, shift_dim(dim, x.dim()), keepdim)
@@ -43,7 +43,7 @@ def aminmax(level, x, *, dim=None, keepdim=False):
     values = at_least_1d(level, x)
     if dim is None or not x.dim():
         low, high = torch.aminmax(values.flatten(1), dim=1)
-        return tuple(out.view(-1, *[1] * x.dim()) if keepdim else out for out in (low, high))
+        return tuple(out.view(level.size, *[1] * x.dim()) if keepdim else out for out in (low, high))
     return tuple(torch.aminmax(values, dim=shift_dim(dim, x.dim()), keepdim=keepdim))
 
 
