@@ -183,14 +183,22 @@ def _is_plain(tensor: Tensor) -> bool:
 def lay_out(x: DualTensor) -> None:
     """Lay the tangent out as the primal is, before a view is taken or it is written to. Called in the plane below.
 
-    A view of the primal and of the tangent then cover the same elements, and no two elements share memory.
+    A view of the primal and of the tangent then cover the same elements, and no two elements share memory. (A tensor
+    that is a view already is laid out as the tensor it was taken from.)
     """
-    strides = x.value.stride()
-    assert x.tangent is not None
-    if x.tangent.stride() == strides or 0 in strides:
+    value, tangent = x.value, x.tangent
+    assert tangent is not None
+    strides = value.stride()
+    if 0 in strides or all(n < 2 or s == t for n, s, t in zip(value.shape, strides, tangent.stride())):
         return
-    like = torch.empty_strided(x.value.shape, strides, dtype=x.tangent.dtype, device=x.tangent.device)
-    x.tangent = like.copy_(x.tangent)
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    back = sorted(range(value.dim()), key=order.__getitem__)
+    if value.permute(order).is_contiguous():
+        x.tangent = tangent.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+        return
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides))
+    memory = torch.zeros(extent, dtype=tangent.dtype, device=tangent.device)
+    x.tangent = memory.as_strided(value.shape, strides).copy_(tangent)
 
 
 def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:

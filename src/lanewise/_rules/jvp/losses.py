@@ -79,6 +79,12 @@ def ctc_loss(level, x, targets, input_lengths, target_lengths, blank=0, zero_inf
         return out, [None, None]
     backward = getattr(aten._ctc_loss_backward, kind)
     slope = backward(torch.ones_like(out[0]), px, targets, *lengths, out[0], out[1], blank, zero_infinity)
+    # torch's gradient holds for normalised log-probabilities only: it has exp(x) added at the steps that count.
+    steps = torch.arange(px.shape[0], device=px.device).unsqueeze(1)
+    unused = steps >= torch.as_tensor(lengths[0], device=px.device).reshape(1, -1)
+    if zero_infinity:
+        unused = unused | (out[0] == torch.inf).reshape(1, -1)
+    slope = slope - px.exp().masked_fill(unused.unsqueeze(2) if px.dim() == 3 else unused, 0)
     return out, [(slope * t).sum((0, 2)) if px.dim() == 3 else (slope * t).sum(), None]
 
 

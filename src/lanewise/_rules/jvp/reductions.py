@@ -2,6 +2,7 @@
 
 import torch
 
+from lanewise._core.plane import replace_tensors
 from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, torch_jvp
 
 aten = torch.ops.aten
@@ -221,6 +222,20 @@ def safe_softmax(level, x, dim, dtype=None):
     y = aten._safe_softmax.default(x.value, dim, dtype)
     t = x.tangent.to(y.dtype)
     return y, y * (t - (y * t).sum(dim, True))
+
+
+@jvp_rule(aten.segment_reduce.default)
+def segment_reduce(level, x, reduce, *, axis=0, initial=None, **segments):
+    """The sums over the segments of t times the slope, which is the gradient of the sum of the results"""
+    (), segments = replace_tensors(level.primal, (), segments)
+    out = aten.segment_reduce.default(x.value, reduce, axis=axis, initial=initial, **segments)
+    if reduce in ("sum", "mean"):
+        return out, aten.segment_reduce.default(x.tangent, reduce, axis=axis, initial=0, **segments)
+    kept = {key: value for key, value in segments.items() if key in ("lengths", "offsets")}
+    slope = aten._segment_reduce_backward.default(
+        torch.ones_like(out), out, x.value, reduce, axis=axis, initial=initial, **kept
+    )
+    return out, aten.segment_reduce.default(slope * x.tangent, "sum", axis=axis, initial=0, **segments)
 
 
 # --- products: torch divides by the elements, which is wrong twice differentiated at zeros ----------------------------
