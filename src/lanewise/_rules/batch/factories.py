@@ -26,6 +26,7 @@ adopt_results_of(
     aten.lift_fresh.default,
     aten.linspace.default,
     aten.logspace.default,
+    aten.new_empty_strided.default,
     aten.new_full.default,
     aten.new_ones.default,
     aten.new_zeros.default,
