@@ -97,6 +97,7 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 # Number of active TorchDispatchModes, and the means to set them aside and back. Without them, modes would see wrappers.
 dispatch_mode_count = torch._C._len_torch_dispatch_stack
+dispatch_mode_at = torch._C._get_dispatch_stack_at
 pop_dispatch_mode = torch.utils._python_dispatch._pop_mode
 push_dispatch_mode = torch.utils._python_dispatch._push_mode
 
@@ -156,6 +157,17 @@ BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 def forget_parametrized(owner: torch.nn.Module, name: str) -> None:
     """Drop a tensor that `parametrize.cached()` keeps, so that a tensor given in its place is seen, and later is not."""
     torch.nn.utils.parametrize._cache.pop((id(owner), name), None)
+
+
+def never_compile(function: object) -> None:
+    """Keep `torch.compile` from tracing this function and all that it calls, when a compiled function reaches it.
+
+    The public `torch.compiler.disable` wraps the function, and imports the compiler (a second); where the hook is gone,
+    a compiled function called inside a transform is an error of the compiler.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
 
 
 # Autocast keys are left out below every plane: a value is cast once, on the plane where the user's code runs.

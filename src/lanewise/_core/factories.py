@@ -20,6 +20,7 @@ from lanewise._torch_compat import (
     ExcludeDispatchKeyGuard,
     OpOverload,
     current_graph_task_id,
+    never_compile,
     tls_is_excluded,
     tls_is_included,
 )
@@ -57,6 +58,7 @@ def adopt_results_of_name(name: str) -> None:
         out = level.adopt(level.below(lambda: made(*args, **kwargs)))
         return out.requires_grad_() if leaf else out
 
+    never_compile(made)
     route_name(name, made)
 
 
@@ -71,6 +73,7 @@ def route(op: OpOverload, kernel: Any) -> None:
     if op in _hooked:
         raise ValueError(f"{op} is routed already")
     _hooked.add(op)
+    never_compile(kernel)
     _kernels.impl(op.name().removeprefix("aten::"), kernel, FACTORY_KEY_NAME)
 
 

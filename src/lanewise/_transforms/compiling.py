@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
+from lanewise._core.batch import BatchTensor
+from lanewise._core.plane import Plane
+from lanewise._torch_compat import never_compile
 from lanewise.errors import TransformError
+
+# A compiled function that meets tensors of a plane runs uncompiled: their handlers are not for the compiler.
+for _plane in (Plane, BatchTensor):
+    never_compile(_plane.__dict__["__torch_dispatch__"].__func__)
 
 # Whether this code is being traced by `torch.compile`; the compiler takes the answer for a constant.
 is_compiling = torch.compiler.is_compiling

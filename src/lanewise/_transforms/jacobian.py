@@ -114,8 +114,6 @@ def jacrev(
         tensor([[4., 1.],
                 [2., 5.]])
     """
-    if is_compiling():
-        return traced("jacrev", func, argnums, has_aux=has_aux, chunk_size=chunk_size)
     check_chunk_options("jacrev", chunk_size, memory_budget)
     estimates: dict = {}
 
@@ -238,8 +236,6 @@ def jacfwd(
         tensor([[4., 1.],
                 [2., 5.]])
     """
-    if is_compiling():
-        return traced("jacfwd", func, argnums, has_aux, randomness=randomness, chunk_size=chunk_size)
     check_randomness(randomness, "jacfwd")
     check_chunk_options("jacfwd", chunk_size, memory_budget)
     estimates: dict = {}

@@ -1,0 +1,70 @@
+"""Inside torch.compile the transforms are torch's own, with the same values; outside, nothing of that happens."""
+
+import pytest
+import torch
+
+import lanewise as lw
+from lanewise._transforms import compiling
+from lanewise.errors import TransformError
+
+D = torch.float64
+X = torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(0))
+V = X[0].clone()
+
+
+def f(t):
+    return (t.sin() @ torch.ones(3, dtype=D)) ** 2
+
+
+# Each takes X or a row of it.
+PROGRAMS = {
+    "vmap(grad)": (lw.vmap(lw.grad(f)), X),
+    "vmap(grad) made inside": (lambda a: lw.vmap(lw.grad(f))(a), X),
+    "chunks": (lw.vmap(torch.sin, chunk_size=2), X),
+    "in_dims": (lw.vmap(torch.dot, in_dims=(1, None)), (X, X[:, 0])),
+    "value_and_grad": (lw.value_and_grad(f), V),
+    "grad_and_value": (lw.grad_and_value(f), V),
+    "vjp": (lambda a: lw.vjp(torch.sin, a)[1](a), V),
+    "jvp": (lambda a: lw.jvp(torch.sin, (a,), (a,)), V),
+    "jacrev": (lw.jacrev(torch.sin), V),
+    "jacrev with a keyword": (lambda a: lw.jacrev(lambda x, k: k * x)(a, k=a), V),
+    "jacfwd": (lw.jacfwd(torch.sin), V),
+    "hessian": (lw.hessian(f), V),
+    "vmap(hessian)": (lw.vmap(lw.hessian(f)), X),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_values(name, backend):
+    program, args = PROGRAMS[name]
+    args = args if isinstance(args, tuple) else (args,)
+    torch._dynamo.reset()
+    want = program(*args)
+    got = torch.compile(program, backend=backend, fullgraph=True)(*args)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_compiled_function_under_vmap():
+    torch._dynamo.reset()
+    g = torch.compile(lambda a: a.sin() * 2, backend="eager")
+    torch.testing.assert_close(lw.vmap(g)(X), X.sin() * 2)
+    torch.testing.assert_close(lw.vmap(lw.grad(lambda a: g(a).sum()))(X), 2 * X.cos())
+    torch.testing.assert_close(lw.jvp(g, (X,), (X,))[1], 2 * X * X.cos())
+    h = torch.compile(lambda a: a[0] * torch.ones(3, dtype=D) + torch.arange(3), backend="eager")
+    torch.testing.assert_close(lw.vmap(h)(X), X[:, :1] + torch.arange(3))
+    torch.testing.assert_close(h(V), V[0] + torch.arange(3))
+
+
+def test_options_that_torch_lacks_are_refused():
+    with pytest.raises(TransformError, match="vmap: axis_size= does not work under torch.compile"):
+        compiling.traced("vmap", torch.sin, axis_size=3)
+    with pytest.raises(TransformError, match='jacrev: chunk_size="auto" does not work under torch.compile'):
+        compiling.traced("jacrev", torch.sin, chunk_size="auto")
+    with pytest.raises(TransformError, match="jacfwd: chunk_size= does not work under torch.compile"):
+        compiling.traced("jacfwd", torch.sin, chunk_size=2)
+
+
+def test_nothing_is_handed_over_otherwise():
+    with pytest.raises(AssertionError, match=r"called outside of torch\.compile"):
+        compiling.traced("grad", f)
