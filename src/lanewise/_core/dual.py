@@ -188,6 +188,9 @@ def lay_out(x: DualTensor) -> None:
     """
     value, tangent = x.value, x.tangent
     assert tangent is not None
+    if isinstance(value, Plane) and not x._is_view() and not _levels(value) <= _levels(tangent):
+        # Of a plane that only the primal is on, values may be written: the tangent has to be able to hold theirs.
+        x.tangent = tangent = tangent + torch.zeros_like(value)
     strides = value.stride()
     if 0 in strides or all(n < 2 or s == t for n, s, t in zip(value.shape, strides, tangent.stride())):
         return
@@ -199,6 +202,15 @@ def lay_out(x: DualTensor) -> None:
     extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides))
     memory = torch.zeros(extent, dtype=tangent.dtype, device=tangent.device)
     x.tangent = memory.as_strided(value.shape, strides).copy_(tangent)
+
+
+def _levels(tensor: Tensor) -> set[Level]:
+    """The levels whose planes a value lies on."""
+    found = set()
+    while isinstance(tensor, Plane):
+        found.add(tensor.level)
+        tensor = tensor.value
+    return found
 
 
 def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:

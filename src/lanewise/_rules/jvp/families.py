@@ -53,7 +53,7 @@ def _linear(op: OpOverload) -> Any:
 def _view(op: OpOverload) -> Any:
     def run(level: DualLevel, args: tuple, kwargs: dict) -> tuple[Any, Any]:
         x, *rest = args
-        if x.tangent.stride() != x.value.stride():
+        if type(x.value) is not Tensor or x.tangent.stride() != x.value.stride():
             lay_out(x)
         return op(x.value, *rest, **kwargs), op(x.tangent, *rest, **kwargs)
 

@@ -1,6 +1,7 @@
 """Forward rules of views, casts and copies: linear, and the tangent must alias as the primal does."""
 
 import torch
+from torch import Tensor
 
 from lanewise._core.autograd import cuts_all_planes
 from lanewise._core.dual import DualLevel, lay_out
@@ -15,7 +16,6 @@ linear(
     aten._reshape_alias.default,
     aten._unsafe_view.default,
     aten.alias.default,
-    aten.clone.default,
     aten.diagonal.default,
     aten.expand.default,
     aten.lift.default,
@@ -45,7 +45,7 @@ constant(aten.view.dtype)
 @jvp_rule(aten.view_as_real.default)
 def view_as_real(level, x):
     """x [*S] complex -> [*S, 2]; a lazy conjugate is taken first"""
-    if x.tangent.stride() != x.value.stride():
+    if type(x.value) is not Tensor or x.tangent.stride() != x.value.stride():
         lay_out(x)
     return torch.view_as_real(x.value.resolve_conj()), torch.view_as_real(x.tangent.resolve_conj())
 
@@ -53,11 +53,17 @@ def view_as_real(level, x):
 @jvp_rule(aten.as_strided.default)
 def as_strided(level, x, size, stride, storage_offset=None):
     """The same elements of the tangent, whose memory may begin elsewhere"""
-    if x.tangent.stride() != x.value.stride():
+    if type(x.value) is not Tensor or x.tangent.stride() != x.value.stride():
         lay_out(x)
     shift = x.tangent.storage_offset() - x.value.storage_offset()
     offset = None if storage_offset is None else storage_offset + shift
     return x.value.as_strided(size, stride, storage_offset), x.tangent.as_strided(size, stride, offset)
+
+
+@jvp_rule(aten.clone.default)
+def clone(level, x, *, memory_format=None):
+    """A copy of each, which lane values may be written into"""
+    return x.value.clone(memory_format=memory_format), x.tangent.clone(memory_format=memory_format)
 
 
 @jvp_rule(aten._to_copy.default)
