@@ -199,7 +199,12 @@ class record_as_outside:
 
     def __enter__(self) -> bool:
         self.mode = is_grad_enabled()
-        self.saved = [(level, level.pinned) for level in _stack.levels if level.pinned]
+        self.saved = []
+        for level in reversed(_stack.levels):
+            if level.pinned is False and not self.never:
+                break  # nothing records here, so grad mode says nothing about the planes further down
+            if level.pinned:
+                self.saved.append((level, level.pinned))
         for level, _ in self.saved:
             level.pinned = False if self.never else None
         switched = bool(self.saved) and not self.never and not self.mode
