@@ -44,14 +44,21 @@ DispatchKey = torch._C.DispatchKey
 DispatchKeySet = torch._C.DispatchKeySet
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 
+
+def _dispatch_key(name: str) -> torch._C.DispatchKey:
+    key = torch._C._parse_dispatch_key(name)
+    assert key is not None, f"this torch has no dispatch key {name}"
+    return key
+
+
 # A dispatch key that torch keeps for its own tests and nothing else uses; while a transform runs it is switched on, so
 # that kernels registered on it see the factories. Without it: a TorchFunctionMode (0.6-2 us for every call).
-FACTORY_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
+FACTORY_KEY = _dispatch_key("TESTING_ONLY_GenericMode")
 FACTORY_KEY_NAME = "TESTING_ONLY_GenericMode"
 FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
 
 # Switched off while a backend kernel runs; tells a copy that a kernel makes for itself from one that the user makes.
-ADINPLACE_OR_VIEW_KEY = torch._C._parse_dispatch_key("ADInplaceOrView")
+ADINPLACE_OR_VIEW_KEY = _dispatch_key("ADInplaceOrView")
 
 
 # Methods that are the same operation as the overload of that name, and reach it 0.4 us sooner. Only names whose method

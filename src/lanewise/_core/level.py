@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
+from lanewise._core.modes import bring_modes_back, set_modes_aside
 from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
     ForceDispatchKeyGuard,
+    dispatch_mode_count,
     include_key,
     is_grad_enabled,
     set_grad_enabled,
@@ -76,9 +79,22 @@ class Level:
         pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
         parent: The level of the plane below, None if that is plain torch.
         alive: False once the transform has ended.
+        modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
     """
 
-    __slots__ = ("order", "include", "exclude", "grad_mode", "pinned", "parent", "alive", "_before", "__weakref__")
+    __slots__ = (
+        "order",
+        "include",
+        "exclude",
+        "grad_mode",
+        "pinned",
+        "parent",
+        "alive",
+        "modes",
+        "_before",
+        "_aside",
+        "__weakref__",
+    )
 
     def __init__(self) -> None:
         self.order = next(_order)
@@ -89,12 +105,14 @@ class Level:
         self.parent = current_level()
         self.alive = True
 
-    def __enter__(self) -> "Level":
+    def __enter__(self) -> Self:
         levels = _stack.levels
         if not levels:
             _names.open()
         levels.append(self)
         self._before = _stack.here
+        self.modes = dispatch_mode_count()
+        self._aside = set_modes_aside() if self.modes else None
         _stack.here = self
         include_key(FACTORY_KEY, True)
         return self
@@ -104,6 +122,8 @@ class Level:
         self.alive = False
         levels.remove(self)
         _stack.here = self._before
+        if self._aside:
+            bring_modes_back(self._aside)
         if self.parent is None:
             include_key(FACTORY_KEY, False)
         if not levels:
@@ -143,9 +163,13 @@ def live_levels() -> list[Level]:
 def current_level() -> Level | None:
     """The level whose plane the running code is on, None for plain torch.
 
-    Below the outermost level the factory key is off; `here` is left as it was, which saves time.
+    Below the outermost level the factory key is off; `here` is left as it was, which saves time. The code of a dispatch
+    mode around the transform runs where it was entered.
     """
-    return _stack.here if tls_is_included(FACTORY_KEY) else None
+    here = _stack.here
+    if here is None or not tls_is_included(FACTORY_KEY) or (here.modes and dispatch_mode_count() < here.modes):
+        return None
+    return here
 
 
 class pin_grad_mode:

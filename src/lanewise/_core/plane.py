@@ -27,6 +27,7 @@ class Plane(Tensor):
     backward formulas come back to the handler as ordinary operations.
 
     Attributes:
+        is_plane: Tells wrappers from other classes of tensors, where this class cannot be named.
         value: The tensor of the plane below.
         level: The level the wrapper belongs to.
         origin: For a view of an unlifted tensor: `(parent, func, args, kwargs, index)`, how to take the view again
@@ -35,6 +36,7 @@ class Plane(Tensor):
 
     __slots__ = ("value", "level", "origin")
     __torch_function__ = disabled_torch_function  # type: ignore[assignment]
+    is_plane = True
     value: Tensor
     level: Any
     origin: tuple | None

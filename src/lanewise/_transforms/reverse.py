@@ -10,6 +10,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded
+from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.trees import LEAF, flatten, unflatten
 from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
 from lanewise._transforms.arguments import (
@@ -58,7 +59,7 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     if here is not None and not here.owns(x):
         # A leaf of this plane alone. Were the tensor of the plane below the leaf, all that is done with it would be
         # recorded there as well.
-        return here.adopt(x if outer or not x.requires_grad else detached(x)).requires_grad_()
+        return here.adopt(x if outer or not recorded(x) else detached(x)).requires_grad_()
     if recorded(x):
         return x.view_as(x) if outer else detached(x).requires_grad_()
     if type(x) is BatchTensor and x.mapped:
@@ -252,19 +253,26 @@ def differentiate(
             aux = untrack(aux, inputs, outer)
         if not want_value:
             return (result, aux) if has_aux else result
-        if recorded(value) and not create_graph:
+        if not outer:
+            value = untrack(value, inputs, outer)
+        elif recorded(value) and not create_graph:
             value = detached(value)
         return result, ((value, aux) if has_aux else value)
 
 
 def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
-    """Values that leave the transform: detached on this plane unless they have history of their own outside."""
+    """Values that leave the transform: detached on this plane unless they have history of their own outside.
+
+    Where grad mode is off outside they leave without history on any plane.
+    """
     leaves, spec = flatten(tree)
 
     def free(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not recorded(leaf):
+        if not isinstance(leaf, Tensor):
             return leaf
-        if outer and needs_graph([leaf], inputs):
+        if not outer:
+            return leaf.detach() if tracked_on_any(leaf) else leaf
+        if not recorded(leaf) or needs_graph([leaf], inputs):
             return leaf
         return detached(leaf)
 

@@ -102,7 +102,8 @@ def vmap(
             with BatchLevel(size, randomness) as level:
                 out = func(*[level.wrap(arg) for arg in args], **kwargs)
                 if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
-                    return out.value
+                    if not out.value.is_inference():
+                        return out.value
                 leaves, dims, spec = leave(level, out, out_dims, func)
             return unflatten(leaves, spec)
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
@@ -189,6 +190,9 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, place: tuple[Calla
         if not leaf.mapped:
             sync(leaf)
         value, lanes = leaf.value, leaf.mapped
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        # As stacking would: what was made under inference_mode inside is an ordinary tensor outside.
+        value = level.below(torch.clone, value)
     if dim is None:
         if lanes:
             raise dynamic_lanes(place[0], leaf, output_name(place))
