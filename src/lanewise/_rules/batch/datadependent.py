@@ -10,20 +10,10 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
+from lanewise._rules.batch.operands import at_least_1d, common_shape
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
-
-
-def at_least_1d(level: BatchLevel, x: Tensor) -> Tensor:
-    """-> [B, *S], or [B, 1] for a 0-dim operand"""
-    value = level.expanded(x)
-    return value if x.dim() else value.unsqueeze(1)
-
-
-def lane_numbers(level: BatchLevel, like: Tensor, rank: int) -> Tensor:
-    """0 .. B-1 as [B, 1, ..., 1] with `rank` dims in all"""
-    return torch.arange(level.size, device=like.device).view(level.size, *[1] * (rank - 1))
 
 
 # --- Python values ---------------------------------------------------------------------------------------------------
@@ -70,6 +60,8 @@ def equal(level, a, b):
     """a, b [B, *S] -> whether they are equal, if all lanes agree."""
     if a.shape != b.shape:
         return False
+    if not level.mapped(a) and not level.mapped(b):
+        return torch.equal(level.physical(a), level.physical(b))
     same = at_least_1d(level, a) == at_least_1d(level, b)
     return agreed(level, same.flatten(1).all(1), "equal")
 
@@ -77,9 +69,11 @@ def equal(level, a, b):
 @lane_rule(aten.allclose.default, raw=True)
 def allclose(level, a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
     """a, b [B, *S] -> whether they are close, if all lanes agree."""
+    if not level.mapped(a) and not level.mapped(b):
+        return torch.allclose(level.physical(a), level.physical(b), rtol, atol, equal_nan)
     align = aligner(level, [a, b], promote=False)
     close = torch.isclose(align(a), align(b), rtol, atol, equal_nan)
-    shape = torch.broadcast_shapes(a.shape, b.shape)
+    shape = common_shape(a, b)
     return agreed(level, close.expand(level.size, *shape).reshape(level.size, shape.numel()).all(1), "allclose")
 
 
@@ -136,7 +130,7 @@ def nonzero(level, x):
 @lane_rule(aten.masked_select.default)
 def masked_select(level, x, mask):
     """x [B, *S], mask [*M] or, picking as many in each lane, [B, *M] -> [B, n]"""
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    shape = common_shape(x, mask)
     align = aligner(level, [x, mask], promote=False)
     below = align(x).expand(level.size, *shape).reshape(level.size, shape.numel())
     if not level.mapped(mask):

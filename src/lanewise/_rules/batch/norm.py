@@ -214,7 +214,7 @@ def _written_statistics(level: BatchLevel, x: Tensor, mean: Tensor | None, var: 
             continue
         if level.owns(statistic):
             lift(statistic)
-        elif level.mapped(x):
+        elif level.mapped(x) or level.mapped(mean) or level.mapped(var):
             raise TransformError(
                 at_user_line(
                     "vmap: Batch norm got a batched tensor as input while the running_mean or running_var, which will "
@@ -228,35 +228,32 @@ def _written_statistics(level: BatchLevel, x: Tensor, mean: Tensor | None, var: 
             )
 
 
-def _batch_norm(level, op, x, weight, bias, mean, var, options, training):
-    """One kernel: over the input alone, over `B * N` images, or over `B * C` channels."""
+def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
+    """One kernel: over the input alone, over `B * N` images, or over `B * C` channels -> out, mean and deviation."""
     lanes, statistics_vary = level.size, level.mapped(mean) or level.mapped(var)
+    options = (training, momentum, eps)
     if lanes == 0:
         out = level.physical(x).new_empty(0, *x.shape)
-        return (
-            out,
-            *[out.new_empty(0, x.shape[1] if training else 0)] * 2,
-            *[out.new_empty(0, 0)] * (len(op._schema.returns) - 3),
-        )
-    given = [] if mean is None and op is aten._native_batch_norm_legit.no_stats else [mean, var]
+        return out, *[out.new_empty(0, x.shape[1] if training else 0)] * 2
     if not level.mapped(x) and not statistics_vary:
-        out, *saved = op(x, None, None, *given, *options)
-        out, *saved = (t.expand(lanes, *t.shape) for t in (out, *saved))
-        return (_scaled_channels(level, out, weight, bias), *saved)
+        out, *saved = (t.expand(lanes, *t.shape) for t in torch.native_batch_norm(x, None, None, mean, var, *options))
+        return _scaled_channels(level, out, weight, bias), *saved
     if not training and not statistics_vary:
         own = not level.mapped(weight) and not level.mapped(bias)
-        out, *saved = op(x.value.flatten(0, 1), *((weight, bias) if own else (None, None)), *given, *options)
+        affine = (weight, bias) if own else (None, None)
+        out, *saved = torch.native_batch_norm(x.value.flatten(0, 1), *affine, mean, var, *options)
         out = out.unflatten(0, (lanes, x.shape[0]))
         saved = [t.expand(lanes, *t.shape) for t in saved]
-        return (out if own else _scaled_channels(level, out, weight, bias), *saved)
-    statistics = [_affine(level, t) for t in given]
-    out, *saved = op(_into_channels(level, x), *[_affine(level, t) for t in (weight, bias)], *statistics, *options)
+        return out if own else _scaled_channels(level, out, weight, bias), *saved
+    statistics = [_affine(level, t) for t in (mean, var)]
+    affine = [_affine(level, t) for t in (weight, bias)]
+    out, *saved = torch.native_batch_norm(_into_channels(level, x), *affine, *statistics, *options)
     if training:
-        for statistic, written in zip(given, statistics, strict=True):
+        for statistic, written in zip((mean, var), statistics, strict=True):
             if statistic is not None and not statistic.value.is_contiguous():
                 statistic.value.copy_(written.view(statistic.value.shape))
     saved = [t.reshape(lanes, t.numel() // lanes) for t in saved]
-    return (_out_of_channels(level, out, x), *saved)
+    return _out_of_channels(level, out, x), *saved
 
 
 def _scaled_channels(level, out, weight, bias):
@@ -273,31 +270,33 @@ def _scaled_channels(level, out, weight, bias):
 
 
 def _batch_norm_rule(op, read):
-    """Register `op`; `read` sorts its arguments after the bias into mean, var, whether it trains, and the options."""
+    """Register `op`; `read` sorts its arguments after the bias into mean, var, whether it trains, momentum and eps."""
 
     @lane_rule(op, raw=True)
     def batch_norm(level, x, weight, bias, *rest):
         """x [B, N, C, *sp]; weight, bias, running_mean, running_var [B, C] -> out, and statistics for later"""
-        mean, var, training, options = read(*rest)
+        mean, var, training, momentum, eps = read(*rest)
         if training:
             _written_statistics(level, x, mean, var)
-        operands = (x, weight, bias, mean, var)
-        if not any(level.mapped(t) for t in operands):
-            plain = [None if t is None else level.physical(t) for t in operands[:3]]
-            kept = [level.physical(t) if isinstance(t, Tensor) else t for t in rest]
-            return tuple(level.adopt(t) for t in op(*plain, *kept))
-        operands = [t.value if level.owns(t) and not level.mapped(t) else t for t in operands]
-        return tuple(level.wrap(t) for t in _batch_norm(level, op, *operands, options, training))
+        operands = [x, weight, bias, mean, var]
+        mapped = any(level.mapped(t) for t in operands)
+        operands = [t.value if level.owns(t) and not (mapped and t.mapped) else t for t in operands]
+        options = (training, momentum, eps)
+        parts = _batch_norm(level, *operands, *options) if mapped else torch.native_batch_norm(*operands, *options)
+        if len(op._schema.returns) == 4:
+            reserved = parts[0].new_empty(level.size, 0) if mapped else parts[0].new_empty(0)
+            parts = (*parts, reserved.to(torch.uint8))
+        return tuple(level.wrap(t) if mapped else level.adopt(t) for t in parts)
 
 
-_batch_norm_rule(aten.native_batch_norm.default, lambda mean, var, training, *o: (mean, var, training, (training, *o)))
+_batch_norm_rule(aten.native_batch_norm.default, lambda mean, var, *options: (mean, var, *options))
+_batch_norm_rule(aten._native_batch_norm_legit.default, lambda mean, var, *options: (mean, var, *options))
+_batch_norm_rule(aten._native_batch_norm_legit.no_stats, lambda *options: (None, None, *options))
 _batch_norm_rule(
-    aten._native_batch_norm_legit.default, lambda mean, var, training, *o: (mean, var, training, (training, *o))
+    aten._native_batch_norm_legit_no_training.default, lambda mean, var, *options: (mean, var, False, *options)
 )
-_batch_norm_rule(aten._native_batch_norm_legit.no_stats, lambda training, *o: (None, None, training, (training, *o)))
-_batch_norm_rule(aten._native_batch_norm_legit_no_training.default, lambda mean, var, *o: (mean, var, False, o))
-_batch_norm_rule(aten._batch_norm_with_update.default, lambda mean, var, *o: (mean, var, True, o))
-_batch_norm_rule(aten._batch_norm_no_update.default, lambda mean, var, *o: (mean, var, False, o))
+_batch_norm_rule(aten._batch_norm_with_update.default, lambda mean, var, *options: (mean, var, True, *options))
+_batch_norm_rule(aten._batch_norm_no_update.default, lambda mean, var, *options: (mean, var, False, *options))
 
 
 @lane_rule(aten.native_batch_norm_backward.default)
