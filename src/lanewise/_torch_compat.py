@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch._decomp
+import torch._library.custom_ops
 import torch._ops
 import torch.autograd.forward_ad
 import torch.autograd.function
@@ -155,6 +156,14 @@ _apply = torch._C._FunctionBase.__dict__["apply"]
 def apply_plainly(cls: type, *args: object, **kwargs: object) -> Any:
     """Record a Function on the plane of its operands, whatever planes there are below."""
     return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+
+
+def user_vmap_rule(op: Any) -> Callable | None:
+    """The rule that a user gave a custom operator by `register_vmap`. Without it: the operator runs once per lane."""
+    definition = torch._library.custom_ops.OPDEFS.get(op.name())
+    return None if definition is None else definition._vmap_fn
 
 
 # The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.

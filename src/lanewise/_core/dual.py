@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin
-from lanewise._core.native import differentiable, native_jvp
+from lanewise._core.native import differentiable, double_reverse, native_jvp
 from lanewise._core.plane import (
     Plane,
     argument,
@@ -22,6 +22,7 @@ from lanewise._core.plane import (
     written_results,
 )
 from lanewise._core.rules import Rule, RuleTable
+from lanewise._core.trees import flatten
 from lanewise._torch_compat import (
     dispatch_mode_count,
     forbid_data_pointer,
@@ -29,7 +30,7 @@ from lanewise._torch_compat import (
     has_kernel_for_key,
     is_any_autocast_enabled,
 )
-from lanewise.errors import CapturedWriteError, at_user_line
+from lanewise.errors import CapturedWriteError, FunctionError, at_user_line
 
 JVP_RULES = RuleTable()
 
@@ -229,8 +230,18 @@ def find_jvp_rule(func: Any) -> Rule:
     """The rule for an operation that nobody registered; kept in the table from then on."""
     if func._can_decompose():
         rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", raw=True)
+    elif func.namespace not in ("aten", "prims"):
+        # Forward mode takes an operation whose gradient was registered in Python for a constant, and says nothing.
+        rule = Rule(
+            func,
+            lambda level, args, kwargs: double_reverse(func, args, kwargs, level.primal, level.tangent),
+            "custom",
+            guarded=True,
+        )
     elif func._schema.is_mutable:
         rule = _in_place(func)
+    elif func.namespace not in ("aten", "prims"):
+        rule = Rule(func, lambda level, args, kwargs: _custom_operator(level, func, args, kwargs), "custom operator")
     elif not any("Tensor" in str(result.type) for result in func._schema.returns):
         rule = Rule(func, lambda level, args, kwargs: level._run_unlifted(func, args, kwargs), "Python value", raw=True)
     elif torch.Tag.nondeterministic_seeded in func.tags and not has_kernel_for_key(func.name(), "Autograd"):
@@ -239,6 +250,22 @@ def find_jvp_rule(func: Any) -> Rule:
         rule = Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native", guarded=True)
     JVP_RULES[func] = rule
     return rule
+
+
+def _custom_operator(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+    """A custom operator has a backward formula at most, through which native forward mode would lose the tangents."""
+    if has_kernel_for_key(func.name(), "Autograd"):
+        return double_reverse(func, args, kwargs, level.primal, level.tangent)
+    out = _on_primals(level, func, args, kwargs)
+    if any(isinstance(leaf, Tensor) and differentiable(leaf) for leaf in flatten(out)[0]):
+        raise FunctionError(
+            at_user_line(
+                f"Trying to use forward AD with {func.name()} that does not support it because it has not been implemented "
+                "yet: the operator has no derivative formula",
+                "torch.library.register_autograd(...)  # forward mode is derived from it",
+            )
+        )
+    return out, None
 
 
 def _on_primals(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -19,6 +19,7 @@ from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
 from lanewise._core.trees import flatten, unflatten
+from lanewise._core.user_rules import VmapInfo, wrap_by_out_dims
 from lanewise._torch_compat import (
     AnyFunction,
     ForceDispatchKeyGuard,
@@ -36,13 +37,6 @@ _IS_ONCE_DIFFERENTIABLE = once_differentiable(lambda ctx: None).__code__
 _NOT_ATTRIBUTES = frozenset(
     ("to_save", "saved_for_forward", "dirty_tensors", "non_differentiable", "materialize_grads", "needs_input_grad")
 )
-
-
-class VmapInfo(NamedTuple):
-    """What the user's `vmap` staticmethod is told."""
-
-    batch_size: int
-    randomness: str
 
 
 class Context(FunctionCtx):
@@ -383,37 +377,6 @@ def _unaliased(level: BatchLevel, args: tuple, below_args: tuple, out: Any) -> A
         if level.owns(arg) and isinstance(out, BatchTensor) and out.value is value:
             return arg
     return out
-
-
-def wrap_by_out_dims(level: BatchLevel, name: str, result: Any) -> tuple[tuple, bool]:
-    """Outputs of a `vmap` rule that a user wrote, wrapped, and whether it is a single one."""
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TransformError(
-            at_user_line(
-                f"vmap: {name}: Expected the vmap staticmethod to have two returns, an output and out_dims with "
-                f"pytree structure compatible with the output. Got {type(result).__name__}",
-                "return out, 0",
-            )
-        )
-    out, dims = result
-    single = not isinstance(out, (tuple, list))
-    outs = (out,) if single else tuple(out)
-    every = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,) * len(outs)
-    if len(every) != len(outs) or not all(dim is None or isinstance(dim, int) for dim in every):
-        raise TransformError(
-            at_user_line(
-                f"vmap: {name}: the vmap staticmethod returned an incompatible (output, out_dims) tuple. Expected "
-                f"out_dims={dims} to be compatible with the structure of output, {len(outs)} in all",
-                "return (a, b), (0, 0)",
-            )
-        )
-
-    def wrap(tensor: Any, dim: int | None) -> Any:
-        if not isinstance(tensor, Tensor):
-            return tensor
-        return level.adopt(tensor) if dim is None else level.wrap(level.below(tensor.movedim, dim, 0))
-
-    return tuple([wrap(tensor, dim) for tensor, dim in zip(outs, every, strict=True)]), single
 
 
 def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
 from lanewise._core.random import check_random, is_random, same_with_lanes
+from lanewise._core.user_rules import by_user_rule
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
@@ -18,11 +19,28 @@ _warned: set[OpOverload] = set()
 
 def find_rule(table: RuleTable, func: OpOverload) -> Rule:
     """The rule for an operation that nobody registered; kept in the table from then on."""
-    rule = _composed(func) or _from_twin(func)
+    rule = _from_user(func) or _composed(func) or _from_twin(func)
     if rule is None:
         rule = Rule(func, lambda level, args, kwargs: lane_loop(level, func, args, kwargs), "lane loop", guarded=True)
     table[func] = rule
     return rule
+
+
+def _from_user(func: OpOverload) -> Rule | None:
+    """A custom operator: the user's rule as it is at the time of the call, else one call per lane."""
+    if func.namespace in ("aten", "prims") or func._can_decompose():
+        return None
+
+    def run(level: Any, args: tuple, kwargs: dict) -> Any:
+        out = by_user_rule(level, func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+        if not any(level.mapped(operand) for operand in tensors_of(args, kwargs)):
+            args, kwargs = replace_tensors(level.physical, args, kwargs)
+            return map_tensors(level.adopt, func(*args, **kwargs))
+        return map_tensors(level.wrap, lane_loop(level, func, args, kwargs))
+
+    return None if func._schema.is_mutable else Rule(func, run, "custom operator", guarded=True, raw=True)
 
 
 def _composed(func: OpOverload) -> Rule | None:
