@@ -257,9 +257,35 @@ def _argument(program: Program) -> torch.Tensor:
     return (torch.arange(count, dtype=torch.float64) * 1.7 + 0.4).sin().reshape(program.shape())
 
 
+def _program(base: str, *kinds: str, mix: bool = False) -> Program:
+    return Program(base, tuple(Step(kind, mix, 0, 0, 2) for kind in kinds))
+
+
+# Each of these was wrong or refused once.
+HARD = [
+    _program("norm", "grad", "jvp"),  # torch's formula writes to a quotient that the tangent rule had kept
+    _program("norm", "value", "jacfwd", mix=True),
+    _program("view_in_place", "jacrev", "jacfwd"),  # CopySlices copies into memory of a plane further down
+    _program("view_in_place", "jacfwd", "vmap"),  # lanes that the primal has and the tangent has not
+    _program("in_place", "jacfwd", "jvp"),  # and through a view
+    _program("function", "jacrev", "jacfwd", "jacrev"),  # a custom backward under a plane that does not record
+    _program("function", "vmap", "vmap"),
+]
+
+
+@pytest.mark.parametrize("program", HARD, ids=lambda p: "-".join([p.base, *(step.kind for step in p.steps)]))
+def test_hard_programs(program: Program):
+    _compare(program)
+    _compare_backward(program)
+
+
 @SETTINGS
 @given(programs())
 def test_against_plain_autograd(program: Program):
+    _compare(program)
+
+
+def _compare(program: Program) -> None:
     base = BASES[program.base]
     x = _argument(program)
     assert_same(build(program, apply, base)(x), build(program, plain, base)(x).detach(), (1e-7, 1e-8))
@@ -268,6 +294,10 @@ def test_against_plain_autograd(program: Program):
 @SETTINGS
 @given(programs(3))
 def test_backward_outside(program: Program):
+    _compare_backward(program)
+
+
+def _compare_backward(program: Program) -> None:
     results = []
     for interpret in (apply, plain):
         x = _argument(program).requires_grad_()
