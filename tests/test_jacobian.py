@@ -4,10 +4,10 @@ from collections import namedtuple
 
 import pytest
 import torch
-from oracles import difference
 
 import lanewise as lw
 from lanewise.errors import ArgumentError, TransformError
+from tests.oracles import difference
 
 D = torch.float64
 C = torch.complex128
