@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeGuard
 
 from lanewise._core.level import Level
 from lanewise._core.missing import find_rule
@@ -109,11 +110,11 @@ class BatchLevel(Level):
         """The same value in a new wrapper, without history on this plane."""
         return self.wrap(tensor.value) if tensor.mapped else self.adopt(tensor.value, tensor.origin)
 
-    def owns(self, tensor: Any) -> bool:
+    def owns(self, tensor: Any) -> TypeGuard[BatchTensor]:
         """Whether `tensor` is of this level (mapped or uniform)."""
         return type(tensor) is BatchTensor and tensor.level is self
 
-    def mapped(self, tensor: Any) -> bool:
+    def mapped(self, tensor: Any) -> TypeGuard[BatchTensor]:
         """Whether `tensor` has lanes of this level."""
         return type(tensor) is BatchTensor and tensor.level is self and tensor.mapped
 

@@ -30,7 +30,7 @@ def inert(value: Tensor) -> bool:
 def pointwise_path(call: Callable) -> Callable:
     """A pointwise operation of one or two operands that broadcast and promote below as they do here."""
 
-    def run(args: tuple, kwargs: dict) -> Any:
+    def run(args: Any, kwargs: dict) -> Any:
         if kwargs or len(args) > 2:
             return NotImplemented
         x = args[0]
@@ -71,7 +71,7 @@ def pointwise_path(call: Callable) -> Callable:
     return run
 
 
-def _captured_first(call: Callable, args: tuple) -> Any:
+def _captured_first(call: Callable, args: Any) -> Any:
     if len(args) != 2:
         return NotImplemented
     x, y = args
@@ -88,7 +88,7 @@ def _captured_first(call: Callable, args: tuple) -> Any:
 def write_path(call: Callable) -> Callable:
     """A pointwise operation in place, of one or two operands; version counters need the state of the plane below."""
 
-    def run(args: tuple, kwargs: dict) -> Any:
+    def run(args: Any, kwargs: dict) -> Any:
         if kwargs or len(args) > 2:
             return NotImplemented
         x = args[0]
@@ -117,7 +117,7 @@ def write_path(call: Callable) -> Callable:
 def single_path(rule: Rule) -> Callable:
     """An operation whose first argument is its only tensor operand."""
 
-    def run(args: tuple, kwargs: dict) -> Any:
+    def run(args: Any, kwargs: dict) -> Any:
         x = args[0]
         if type(x) is not BatchTensor or not x.mapped or not x.level.alive:
             return NotImplemented
@@ -135,7 +135,7 @@ def single_path(rule: Rule) -> Callable:
 def operands_path(rule: Rule) -> Callable:
     """An operation on a few tensors, none of them in a list."""
 
-    def run(args: tuple, kwargs: dict) -> Any:
+    def run(args: Any, kwargs: dict) -> Any:
         if kwargs:
             return NotImplemented
         level = None

@@ -154,6 +154,14 @@ class Level:
         """Wrap a tensor made while this is the top level, so that lane values may be written into it later."""
         raise NotImplementedError
 
+    def owns(self, tensor: Any) -> bool:
+        """Whether `tensor` is a wrapper of this level."""
+        raise NotImplementedError
+
+    def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        """Carry out an operation that makes a tensor from none of this plane."""
+        raise NotImplementedError
+
 
 def live_levels() -> list[Level]:
     """The levels open on this thread, outermost first."""
