@@ -96,18 +96,19 @@ Site = str | tuple[str, Callable, tuple, dict, Any]
 
 def call_text(site: Site) -> str:
     """The call as written, as far as it is known."""
-    return site if isinstance(site, str) else str(_call(site))
+    return site if isinstance(site, str) else str(call_of(site))
 
 
-def _call(site: Any) -> Call:
+def call_of(site: Site) -> Call:
+    """The call at a site that has one."""
+    assert not isinstance(site, str)
     api, func, args, kwargs, argnums = site
     return Call(api, func, args, kwargs, {"argnums": argnums})
 
 
 def input_names(site: Site, argnums: int | tuple[int, ...] | None = None) -> list[str]:
     """A name for each leaf of the arguments that `argnums` chooses, such as `params['w']`."""
-    assert not isinstance(site, str)
-    call = _call(site)
+    call = call_of(site)
     roots = call.argument_names()
     positions = range(len(roots)) if argnums is None else (argnums,) if isinstance(argnums, int) else argnums
     return [name for position in positions for name in leaf_names(call.args[position], roots[position])]
@@ -147,7 +148,7 @@ def _check_argnum(site: Site, argnum: int, count: int) -> int:
 def _argnums_error(site: Site, text: str, count: int) -> TransformError:
     if isinstance(site, str):
         return TransformError(at_user_line(f"{site}: {text}"))
-    call = _call(site)
+    call = call_of(site)
     given = call.arguments_text() or "x"
     argnums = f", argnums={tuple(range(count))}" if count > 1 else ""
     return TransformError(at_user_line(f"{call}: {text}", f"{call.api}({call.name}{argnums})({given})"))

@@ -128,12 +128,12 @@ def map_chunks(
     """
     generators = Generators() if reseat else None
     planner = _Auto(memory_budget, leaves, estimates) if chunk_size == "auto" else None
-    fixed = size if chunk_size is None else chunk_size
+    fixed = chunk_size if isinstance(chunk_size, int) else size
     results = []
     start = 0
     with Progress(size, progress, label) as shown:
         while start < size or not results:
-            length = min(planner.length() if planner else fixed, size - start)  # type: ignore[type-var]
+            length = min(planner.length() if planner else fixed, size - start)
             if generators is not None and results:
                 generators.reseat()
             with planner.measure(length) if planner else nullcontext():

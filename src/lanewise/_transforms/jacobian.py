@@ -21,8 +21,8 @@ from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
 from lanewise._torch_compat import FACTORY_KEY_SET, ExcludeDispatchKeyGuard, peer_engine_active
 from lanewise._transforms.arguments import (
-    Call,
     Site,
+    call_of,
     check_argnums,
     check_differentiable,
     check_output_dtypes,
@@ -148,7 +148,7 @@ def jacrev(
                 with BatchLevel(length) as level:
                     # The plane below records what the backward pass does if somebody outside differentiates it.
                     level.grad_mode = create_graph
-                    lanes = [level.wrap(row) for row in cotangents]
+                    lanes: list[Tensor] = [level.wrap(row) for row in cotangents]
                     grads = pull_back(outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=not last)
                 return [lanes_of(level, g) for g in grads], [], LEAF
 
@@ -420,7 +420,7 @@ def check_holomorphic(site: Site, twice_along_conj: Tensor, scale: Tensor) -> No
         return
     off, size = twice_along_conj.detach().abs().max(), scale.detach().abs().max()
     if off > size * torch.finfo(scale.dtype).eps ** 0.5:
-        call = Call(*site[:-1], {"argnums": site[-1]})
+        call = call_of(site)
         raise TransformError(
             at_user_line(
                 f"{call}: the function is complex but not holomorphic: its derivative depends on the direction in the "
