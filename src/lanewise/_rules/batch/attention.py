@@ -38,13 +38,16 @@ def _fold_mask(level: BatchLevel, mask: Tensor | None, images: int) -> Tensor | 
 def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """query [B, N, H, L, E], key and value [B, N, H, S, E] -> out [B, N, H, L, E], logsumexp [B, N, H, L]"""
     lanes, images = level.size, query.shape[0]
-    parts = aten._scaled_dot_product_flash_attention_for_cpu(
-        *[_fold(level, t) for t in (query, key, value)],
-        dropout_p,
-        is_causal,
-        attn_mask=_fold_mask(level, attn_mask, images),
-        scale=scale,
-    )
+    folded = [_fold(level, t) for t in (query, key, value)]
+    mask = _fold_mask(level, attn_mask, images)
+    if mask is not None and mask.requires_grad:
+        # Seen from this plane the mask needs no gradient, so torch chose a kernel that gives it none.
+        scores = _scores(*folded[:2], mask, is_causal, scale)
+        parts = torch._safe_softmax(scores, -1) @ folded[2], scores.logsumexp(-1)
+    else:
+        parts = aten._scaled_dot_product_flash_attention_for_cpu(
+            *folded, dropout_p, is_causal, attn_mask=mask, scale=scale
+        )
     return tuple(t.unflatten(0, (lanes, images)) for t in parts)
 
 
@@ -70,17 +73,22 @@ def flash_attention_backward(
     return tuple(t.unflatten(0, (lanes, images)) for t in parts)
 
 
-def attention_backward_formula(grad, query, key, value, mask, is_causal, scale):
-    """Gradients of softmax(scale q k' + mask) v in q, k and v, by differentiable operations."""
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = scale * query @ key.mT
+def _scores(query, key, mask, is_causal, scale):
+    """scale q k' + mask, -inf where a row may not look"""
+    scores = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * query @ key.mT
     if is_causal:
         rows, columns = scores.shape[-2:]
         ahead = torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1)
         scores = scores.masked_fill(ahead, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    return scores
+
+
+def attention_backward_formula(grad, query, key, value, mask, is_causal, scale):
+    """Gradients of softmax(scale q k' + mask) v in q, k and v, by differentiable operations."""
+    weights = torch._safe_softmax(_scores(query, key, mask, is_causal, scale), -1)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     grad_weights = grad @ value.mT
     grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))
     return scale * grad_scores @ key, scale * grad_scores.mT @ query, weights.mT @ grad

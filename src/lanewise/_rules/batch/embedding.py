@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
+from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import lane_rule
 
@@ -32,7 +32,7 @@ def embedding(level, weight, indices, padding_idx=-1, scale_grad_by_freq=False, 
     else:
         places = _shifted(level, level.expanded(indices), rows)
         out = torch.embedding(table.reshape(level.size * rows, width), places, -1, scale_grad_by_freq, sparse)
-    if padding_idx >= 0 and torch.is_grad_enabled() and (out.requires_grad or isinstance(out, Plane)):
+    if padding_idx >= 0 and torch.is_grad_enabled() and (isinstance(out, Plane) or out.requires_grad):
         with torch.no_grad():
             fixed = out.clone()
         out = torch.where((level.expanded(indices) == padding_idx).unsqueeze(-1), fixed, out)
@@ -71,6 +71,10 @@ def embedding_renorm_(level, weight, indices, max_norm, norm_type):
         if not table.is_contiguous():
             table.copy_(flat.view(table.shape))
     return weight
+
+
+# The handler would give a weight from outside lanes, or refuse it; the rule decides by itself where to write.
+BATCH_RULES[aten.embedding_renorm_.default].mutates = False
 
 
 # --- bags ------------------------------------------------------------------------------------------------------------

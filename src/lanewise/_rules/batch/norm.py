@@ -125,7 +125,7 @@ def rms_norm_backward(level, grad, x, shape, rstd, weight, output_mask):
 
 def _affine(level: BatchLevel, parameter: Tensor | None) -> Tensor | None:
     """A parameter [B, C] or [C] as [B * C]"""
-    return None if parameter is None else level.expanded(parameter).reshape(-1)
+    return None if parameter is None else level.expanded(parameter).reshape(-1).contiguous()
 
 
 @lane_rule(aten.native_group_norm.default, guarded=False)
@@ -137,8 +137,7 @@ def group_norm(level, x, weight, bias, images, channels, positions, groups, eps)
         value = value.flatten(0, 1)
         images = lanes * images
     scale, shift = (weight, bias) if own else (None, None)
-    value = value if value.is_contiguous() else value.contiguous()
-    parts = aten.native_group_norm(value, scale, shift, images, channels, positions, groups, eps)
+    parts = aten.native_group_norm(value.contiguous(), scale, shift, images, channels, positions, groups, eps)
     if level.mapped(x):
         parts = [t.unflatten(0, (lanes, x.shape[0])) for t in parts]
     else:
@@ -160,7 +159,8 @@ def group_norm_backward(level, grad, x, mean, rstd, weight, images, channels, po
     if _tracked(grad, x, mean, rstd, level.physical(weight) if weight is not None else None):
         scale = None if weight is None else level.expanded(weight)
         return _group_norm_backward_formula(grad, x, mean, rstd, scale, groups, output_mask)
-    folded = [t.transpose(0, 1).reshape(images, lanes * t.shape[2], *t.shape[3:]) for t in (grad, x, mean, rstd)]
+    # The kernel reads memory without looking at strides.
+    folded = [t.transpose(0, 1).flatten(1, 2).contiguous() for t in (grad, x, mean, rstd)]
     parts = aten.native_group_norm_backward(
         *folded, _affine(level, weight), images, lanes * channels, positions, lanes * groups, output_mask
     )

@@ -23,16 +23,22 @@ def spatial(rank: int, *ops: OpOverload) -> None:
 def _spatial(op: OpOverload, rank: int) -> Callable:
     names = [arg.name for arg in op._schema.arguments]
     at_size = next((i for i, name in enumerate(names) if name in ("input_size", "self_size")), None)
+    # Several kernels of more than one operand read memory without looking at strides, and crash on expanded values.
+    dense = sum(str(arg.type) == "Tensor" for arg in op._schema.arguments) > 1
 
     def run(level: BatchLevel, *args: Any, **kwargs: Any) -> Any:
         bound, kwargs = bind(op, args, kwargs)
-        if bound[0].dim() != rank + 2:
-            return op(*[map_tensors(level.expanded, arg) for arg in bound], **kwargs)
         lanes, images = level.size, bound[0].shape[0]
+        batched = bound[0].dim() == rank + 2
         if at_size is not None:
             bound[at_size] = [lanes * images, *bound[at_size][1:]]
-        out = op(*[map_tensors(lambda t: level.expanded(t).flatten(0, 1), arg) for arg in bound], **kwargs)
-        return map_tensors(lambda t: t.unflatten(0, (lanes, images)), out)
+
+        def fold(tensor: Tensor) -> Tensor:
+            value = level.expanded(tensor).flatten(0, 1) if batched else level.expanded(tensor)
+            return value.contiguous() if dense else value
+
+        out = op(*[map_tensors(fold, arg) for arg in bound], **kwargs)
+        return map_tensors(lambda t: t.unflatten(0, (lanes, images)), out) if batched else out
 
     return run
 

@@ -77,7 +77,7 @@ def _grid_sampler(forward, backward):
             slopes = level.expanded(grad).movedim(0, 2).flatten(2, 3)
             _, part = backward(slopes, x, level.expanded(grid).transpose(0, 1).flatten(1, 2), *options)
             return None, part.unflatten(1, (lanes, grid.shape[1])).transpose(0, 1)
-        parts = backward(*[level.expanded(t).flatten(0, 1) for t in (grad, x, grid)], *options)
+        parts = backward(*[level.expanded(t).flatten(0, 1).contiguous() for t in (grad, x, grid)], *options)
         return tuple(
             part.unflatten(0, (lanes, images)) if wanted else None
             for part, wanted in zip(parts, options[-1], strict=True)
