@@ -230,18 +230,10 @@ def find_jvp_rule(func: Any) -> Rule:
     """The rule for an operation that nobody registered; kept in the table from then on."""
     if func._can_decompose():
         rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", raw=True)
-    elif func.namespace not in ("aten", "prims"):
-        # Forward mode takes an operation whose gradient was registered in Python for a constant, and says nothing.
-        rule = Rule(
-            func,
-            lambda level, args, kwargs: double_reverse(func, args, kwargs, level.primal, level.tangent),
-            "custom",
-            guarded=True,
-        )
     elif func._schema.is_mutable:
         rule = _in_place(func)
     elif func.namespace not in ("aten", "prims"):
-        rule = Rule(func, lambda level, args, kwargs: _custom_operator(level, func, args, kwargs), "custom operator")
+        rule = Rule(func, lambda level, args, kwargs: _custom(level, func, args, kwargs), "custom", guarded=True)
     elif not any("Tensor" in str(result.type) for result in func._schema.returns):
         rule = Rule(func, lambda level, args, kwargs: level._run_unlifted(func, args, kwargs), "Python value", raw=True)
     elif torch.Tag.nondeterministic_seeded in func.tags and not has_kernel_for_key(func.name(), "Autograd"):
@@ -252,7 +244,7 @@ def find_jvp_rule(func: Any) -> Rule:
     return rule
 
 
-def _custom_operator(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+def _custom(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
     """A custom operator has a backward formula at most, through which native forward mode would lose the tangents."""
     if has_kernel_for_key(func.name(), "Autograd"):
         return double_reverse(func, args, kwargs, level.primal, level.tangent)
@@ -260,8 +252,8 @@ def _custom_operator(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> 
     if any(isinstance(leaf, Tensor) and differentiable(leaf) for leaf in flatten(out)[0]):
         raise FunctionError(
             at_user_line(
-                f"Trying to use forward AD with {func.name()} that does not support it because it has not been implemented "
-                "yet: the operator has no derivative formula",
+                f"Trying to use forward AD with {func.name()} that does not support it because it has not been "
+                "implemented yet: the operator has no derivative formula",
                 "torch.library.register_autograd(...)  # forward mode is derived from it",
             )
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import pin_grad_mode
-from lanewise._core.plane import detached, recorded, replace_tensors
+from lanewise._core.plane import Plane, detached, recorded, replace_tensors, tensors_of
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forward_ad, forward_level, is_grad_enabled
 
@@ -93,10 +93,21 @@ def _leave(out: Tensor) -> tuple[Tensor, Tensor | None]:
     return primal, None if tangent is not None and tangent._is_zerotensor() else tangent
 
 
+def _highest(args: tuple, kwargs: dict, primal: Any, tangent: Any) -> Any:
+    """The highest level of the operands, None where they are plain."""
+    highest = None
+    for tensor in tensors_of(args, kwargs):
+        for part in (primal(tensor), tangent(tensor)):
+            if isinstance(part, Plane) and (highest is None or part.level.order > highest.order):
+                highest = part.level
+    return highest
+
+
 def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> tuple[Any, Any]:
     """Jv as the derivative, in u, of u -> J'u: works wherever the operation can be differentiated twice."""
     outer = is_grad_enabled()
     kept = False  # Whether somebody differentiates the result on this plane.
+    plane = _highest(args, kwargs, primal, tangent)
     with torch.enable_grad():
         aliases: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -107,7 +118,8 @@ def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: A
             if t is None:
                 return x
             if id(tensor) not in aliases:
-                alias = x.view_as(x)
+                # Differentiated on the plane of the highest operand alone: the planes below keep their history of x.
+                alias = x.view_as(x) if plane is None or plane.owns(x) else plane.adopt(x)
                 aliases[id(tensor)] = (alias if recorded(alias) else alias.requires_grad_(), t)
             return aliases[id(tensor)][0]
 
@@ -119,6 +131,8 @@ def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: A
         leaves, spec = flatten(out)
         live = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and recorded(leaf)]
         probes = [torch.zeros_like(leaves[i]).requires_grad_() for i in live]
+        if not live:
+            return out, None
         with pin_grad_mode(outer):
             pulled = torch.autograd.grad(
                 [leaves[i] for i in live], inputs, probes, create_graph=True, allow_unused=True

@@ -102,7 +102,7 @@ elementwise(
 )
 elementwise(
     aten.log_sigmoid_backward.default,
-    lambda t, y, g, x, buffer: aten.log_sigmoid_backward.default(t, x, buffer),
+    lambda t, y, g, x, buffer: t * (-x).sigmoid(),
     lambda t, y, g, x, buffer: t * g * _log_sigmoid_curvature(x),
 )
 elementwise(

@@ -7,7 +7,7 @@ constants, a derivative of the tangent would be wrong: here the tangent is a fun
 import torch
 
 from lanewise._core.plane import Plane, recorded
-from lanewise._rules.jvp.families import jvp_rule, torch_jvp_along, two_reverses
+from lanewise._rules.jvp.families import decomposed, jvp_rule, torch_jvp_along, two_reverses
 
 aten = torch.ops.aten
 
@@ -100,3 +100,11 @@ def eigh(level, x, UPLO="L", compute_v=True):
     """Of the symmetric part of t"""
     t = (x.tangent + x.tangent.mH) / 2
     return torch_jvp_along(aten._linalg_eigh.default, (x.value, UPLO, compute_v), {0: t})
+
+
+@decomposed(aten.cholesky_inverse.default)
+def cholesky_inverse(x, upper=False):
+    """The inverse of L L' or U' U, from the inverse of the factor"""
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    inverse = torch.linalg.solve_triangular(x, eye, upper=upper)
+    return inverse @ inverse.mH if upper else inverse.mH @ inverse

@@ -42,12 +42,18 @@ linear(
 constant(aten.view.dtype)
 
 
-@jvp_rule(aten.view_as_real.default)
-def view_as_real(level, x):
+@rule_on_plane(aten.view_as_real.default)
+def view_as_real(level: DualLevel, x):
     """x [*S] complex -> [*S, 2]; a lazy conjugate is taken first"""
-    if type(x.value) is not Tensor or x.tangent.stride() != x.value.stride():
-        lay_out(x)
-    return torch.view_as_real(x.value.resolve_conj()), torch.view_as_real(x.tangent.resolve_conj())
+    if x.tangent is None:
+        origin = (x, aten.view_as_real.default, (), {}, None)
+        return level.adopt(level.below(_as_real, x.value), origin)
+    level.below(lay_out, x)
+    return level.wrap(level.below(_as_real, x.value), level.below(_as_real, x.tangent))
+
+
+def _as_real(value):
+    return torch.view_as_real(value.resolve_conj())
 
 
 @jvp_rule(aten.as_strided.default)
