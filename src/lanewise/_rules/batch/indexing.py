@@ -11,8 +11,9 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import Plane
-from lanewise._rules.batch.datadependent import at_least_1d, lane_numbers, lane_positions
+from lanewise._rules.batch.datadependent import lane_positions
 from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
+from lanewise._rules.batch.operands import at_least_1d, common_shape, lane_numbers
 from lanewise._torch_compat import current_autograd_node
 from lanewise.errors import TransformError, at_user_line
 
@@ -398,7 +399,7 @@ def masked_scatter(level, x, mask, source):
     """x [B, *S], mask [B, *M], source [B, *T] read in order -> [B, *broadcast]"""
     if not source.numel():
         return lane_loop(level, aten.masked_scatter.default, (x, mask, source), {})
-    shape = torch.Size((level.size, *torch.broadcast_shapes(x.shape, mask.shape)))
+    shape = torch.Size((level.size, *common_shape(x, mask)))
     align = aligner(level, [x, mask], promote=False)
     below, where = align(x).expand(shape), align(mask).expand(shape)
     flat = where.reshape(level.size, shape[1:].numel())

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.factories import route
 from lanewise._core.missing import lane_loop
 from lanewise._rules.batch.families import aligner, bind, decompose, lane_rule
+from lanewise._rules.batch.operands import common_shape
 
 aten = torch.ops.aten
 
@@ -33,6 +35,16 @@ def spread(level: BatchLevel, grad: Tensor, reduction: int, rank: int, count: in
     return below / count if reduction == MEAN else below
 
 
+def _broadcast_tensors(tensors: list[Tensor]) -> list[Tensor]:
+    """Losses broadcast their operands first; those of one shape are that already."""
+    if all(tensor.shape == tensors[0].shape for tensor in tensors):
+        return tensors
+    return aten.broadcast_tensors.default.decompose(tensors)
+
+
+route(aten.broadcast_tensors.default, _broadcast_tensors)
+
+
 # --- one term per element --------------------------------------------------------------------------------------------
 
 
@@ -45,7 +57,7 @@ def _elementwise(op):
         """input, target [B, *S] -> [B] or [B, *S]"""
         bound, rest = bind(op, args, kwargs)
         tensors = [arg for arg in bound if isinstance(arg, Tensor)]
-        full = (level.size, *torch.broadcast_shapes(*[t.shape for t in tensors]))
+        full = (level.size, *common_shape(*tensors))
         align = aligner(level, tensors)
         reduction, bound[at] = bound[at], NONE
         # Of one shape, because the formulas of the derivative do not broadcast.
@@ -62,7 +74,7 @@ def _elementwise_backward(op):
         """grad [B] or [B, *S], input, target [B, *S] -> [B, *S]"""
         bound, rest = bind(op, (grad, *args), kwargs)
         tensors = [arg for arg in bound[1:] if isinstance(arg, Tensor)]
-        shape = torch.broadcast_shapes(*[t.shape for t in tensors])
+        shape = common_shape(*tensors)
         align = aligner(level, [*tensors, *([] if bound[at] else [grad])], promote=False)
         if bound[at] == NONE:
             bound[0] = align(grad)

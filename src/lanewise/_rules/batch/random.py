@@ -16,6 +16,7 @@ from lanewise._core.plane import Plane, map_tensors
 from lanewise._core.random import check_random, same_with_lanes, unbatched_write
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import bind, leading, pointwise
+from lanewise._rules.batch.operands import common_shape
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
@@ -44,6 +45,8 @@ def random_rule(*ops: OpOverload) -> Any:
 
 def own(level: BatchLevel, draws: Any) -> Any:
     """Draws of all lanes [total, *S] -> those of this chunk, on the plane"""
+    if level.total == level.size:
+        return map_tensors(level.wrap, draws)
     return map_tensors(lambda t: level.wrap(t.narrow(0, level.start, level.size)), draws)
 
 
@@ -162,7 +165,7 @@ def standard(level: BatchLevel, draw: Any, shape: Any, like: Tensor, generator: 
 def normal(level, op, mean, std=1.0, *, generator=None):
     """mean, std [B, *S], [*S] or numbers -> [B, *S]"""
     given = [arg for arg in (mean, std) if isinstance(arg, Tensor)]
-    shape = torch.broadcast_shapes(*[arg.shape for arg in given])
+    shape = common_shape(*given)
     numbers = standard(level, torch.randn, shape, given[0], generator)
 
     def enter(arg: Any) -> Any:
@@ -312,8 +315,12 @@ def _dropout(op: OpOverload) -> Any:
             raise TransformError(at_user_line("Feature dropout requires at least 2 dimensions in the input"))
         if p == 1:
             return x.mul_(torch.zeros((), dtype=x.dtype, device=x.device)) if writes else x * 0.0
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if by_channel else x.shape
-        noise = torch.zeros(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+        with torch.no_grad():
+            if by_channel:
+                shape = (*x.shape[:2], *[1] * (x.dim() - 2))
+                noise = torch.zeros(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+            else:
+                noise = torch.bernoulli(x, 1 - p)
         if not keeps_moments:
             noise = noise.div_(1 - p)
             return x.mul_(noise) if writes else x * noise
@@ -342,18 +349,24 @@ for _op in (
 # --- randomised leaky relu -------------------------------------------------------------------------------------------
 
 
-def _slopes(level, x, noise, lower, upper, generator):
+def _slopes(level, x, lower, upper, generator):
     """Slopes where x is negative, ones elsewhere: [B, *S] or, if all lanes have the same, [*S]"""
-    lead = () if level.randomness == "same" else (level.total,)
-    draws = blank(level, x, lead).uniform_(lower, upper, generator=generator)
-    draws = draws.narrow(0, level.start, level.size) if lead else draws
-    return torch.where(level.physical(x) <= 0, draws, 1)
+    below = level.physical(x)
+    negative = below <= 0
+    if level.randomness == "different":
+        draws = blank(level, x, (level.total,)).uniform_(lower, upper, generator=generator)
+        return torch.where(negative, draws.narrow(0, level.start, level.size), 1)
+    # torch draws doubles, and only where x is negative: the k-th negative element gets the k-th number.
+    draws = blank(level, x.flatten()).double().uniform_(lower, upper, generator=generator).to(x.dtype)
+    flat = negative.reshape(*below.shape[: below.dim() - x.dim()], x.numel())
+    order = (flat.cumsum(-1) - 1).clamp_min(0)
+    return torch.where(negative, draws[order].view(below.shape) if x.numel() else draws.view(below.shape), 1)
 
 
 @random_rule(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default, aten.rrelu_with_noise_functional.default)
 def rrelu_with_noise(level, op, x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
     """x [B, *S], noise [B, *S] <- the slopes that were drawn -> [B, *S]"""
-    slopes = _slopes(level, x, noise, lower, upper, generator) if training else None
+    slopes = _slopes(level, x, lower, upper, generator) if training else None
     below = level.physical(x)
     lanes = level.mapped(x) or (slopes is not None and slopes.dim() > x.dim())
     out = below * slopes if slopes is not None else torch.nn.functional.leaky_relu(below, (lower + upper) / 2)
@@ -378,17 +391,11 @@ def _write(level, op, target, value, lanes, name):
 
 
 def _rrelu(x: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, generator: Any = None) -> Tensor:
-    if not training:
-        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
-    slopes = torch.zeros_like(x).uniform_(lower, upper, generator=generator)
-    return torch.where(x <= 0, x * slopes, x)
+    return aten.rrelu_with_noise(x, torch.zeros_like(x), lower, upper, training, generator)
 
 
 def _rrelu_(x: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, generator: Any = None) -> Tensor:
-    if not training:
-        return torch.nn.functional.leaky_relu_(x, (lower + upper) / 2)
-    slopes = torch.zeros_like(x).uniform_(lower, upper, generator=generator)
-    return x.mul_(torch.where(x <= 0, slopes, 1))
+    return aten.rrelu_with_noise_(x, torch.zeros_like(x), lower, upper, training, generator)
 
 
 route(aten.rrelu.default, _rrelu)

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._rules.batch.datadependent import at_least_1d
 from lanewise._rules.batch.families import (
     along_dims,
     batch_rule,
@@ -14,6 +13,7 @@ from lanewise._rules.batch.families import (
     shift_dims,
     sized,
 )
+from lanewise._rules.batch.operands import at_least_1d
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten

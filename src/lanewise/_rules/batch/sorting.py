@@ -2,8 +2,8 @@
 
 import torch
 
-from lanewise._rules.batch.datadependent import at_least_1d
 from lanewise._rules.batch.families import along_dims, decompose, lane_rule, leading, shift_dim
+from lanewise._rules.batch.operands import at_least_1d
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten

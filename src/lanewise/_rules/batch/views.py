@@ -118,8 +118,9 @@ def neg_view(level, x):
 @lane_rule(aten.view_as_complex.default)
 def view_as_complex(level, x):
     """x [B, *S, 2] -> [B, *S] complex"""
-    # No lanes, no elements: strides that do not matter, which torch checks all the same.
-    return torch.view_as_complex(x.value if level.size else x.value.contiguous())
+    # With no lanes strides do not matter, but torch checks them.
+    fit = x.value if level.size else x.value.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(fit)
 
 
 @lane_rule(aten.view_as_real.default)

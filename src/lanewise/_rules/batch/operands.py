@@ -1,0 +1,25 @@
+"""What rules by hand do with their operands: at least one dim, lane numbers, the shape that operands broadcast to."""
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+
+
+def at_least_1d(level: BatchLevel, x: Tensor) -> Tensor:
+    """-> [B, *S], or [B, 1] for a 0-dim operand"""
+    value = level.expanded(x)
+    return value if x.dim() else value.unsqueeze(1)
+
+
+def lane_numbers(level: BatchLevel, like: Tensor, rank: int) -> Tensor:
+    """0 .. B-1 as [B, 1, ..., 1] with `rank` dims in all"""
+    return torch.arange(level.size, device=like.device).view(level.size, *[1] * (rank - 1))
+
+
+def common_shape(*operands: Tensor) -> torch.Size:
+    """The shape that operands broadcast to. (torch.broadcast_shapes takes ten times as long.)"""
+    shape = operands[0].shape
+    if all(operand.shape == shape for operand in operands[1:]):
+        return shape
+    return torch.broadcast_shapes(*[operand.shape for operand in operands])
