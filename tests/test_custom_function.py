@@ -4,10 +4,14 @@ Most backwards here are wrong on purpose, by a factor that forward does not have
 forward's own operations gives other numbers than a loop of plain torch.autograd.
 """
 
+import gc
+import weakref
 from types import MethodType
 
+import numpy
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
@@ -545,8 +549,6 @@ def test_users_jvp_is_the_one_used():
 
 
 def test_native_forward_mode_around_and_inside():
-    import torch.autograd.forward_ad as forward_ad
-
     x = torch.randn(3, dtype=torch.float64)
     xs = torch.randn(4, 3, dtype=torch.float64)
     f = lambda x: WithJvp.apply(x, 2.0)
@@ -704,6 +706,91 @@ def test_random_forward():
         vmap(lambda x: Noisy.apply(x))(xs)
 
 
+class InNumpy(Function):
+    """Everything in NumPy; the backward keeps an array of its own as a tensor."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        order = torch.from_numpy(x.detach().numpy().argsort().copy())
+        ctx.save_for_backward(order, w)
+        return torch.from_numpy(x.detach().numpy()[order.numpy()] * w.detach().numpy())
+
+    @staticmethod
+    def backward(ctx, g):
+        order, w = ctx.saved_tensors
+        back = torch.zeros(3, dtype=torch.float64)
+        back[order] = torch.from_numpy(g.detach().numpy() * w.detach().numpy() * 3)
+        return back, g * 2
+
+
+class NumpyBackward(Function):
+    """Ordinary operations forward, NumPy backward, a choice by value in both."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w if x.sum() > 0 else x - w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        factor = float(numpy.abs(x.detach().numpy()).sum())
+        return g * factor, g * x
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("nesting", ["vmap", "grad", "grad of vmap"])
+@pytest.mark.parametrize("function", [InNumpy, NumpyBackward])
+def test_numpy_and_python_choices_run_per_lane(function, nesting):
+    program = lambda x, w: function.apply(x, w)  # noqa: E731
+    xs = torch.randn(4, 3, dtype=torch.float64)
+    results = []
+    for tools in (Ours, Loop):
+        w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        out = NESTINGS[nesting](program, tools)(xs, w)
+        first = torch.zeros(()) if nesting != "vmap" else plain_gradient(out.sum(), w)
+        results.append((out.detach(), first))
+    assert_same(*results)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+def test_numpy_under_two_vmaps():
+    xs = torch.randn(2, 4, 3, dtype=torch.float64)
+    w = torch.ones(3, dtype=torch.float64)
+    f = lambda x: InNumpy.apply(x, w)  # noqa: E731
+    assert_same(vmap(vmap(f))(xs), loop_vmap(loop_vmap(f))(xs))
+    g = grad(lambda x: f(x).sin().sum())
+    assert_same(vmap(vmap(g))(xs), loop_vmap(loop_vmap(plain_grad(lambda x: f(x).sin().sum())))(xs).detach())
+
+
+def test_running_per_lane_is_said_once():
+    class Slow(NumpyBackward):
+        pass
+
+    xs, w = torch.randn(4, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    xs[0] = xs[1].abs()
+    xs[1] = -xs[0]
+    with pytest.warns(errors.SlowPathWarning, match="Slow asks for Python values or NumPy arrays"):
+        vmap(Slow.apply, in_dims=(0, None))(xs, w)
+    vmap(Slow.apply, in_dims=(0, None))(xs, w)
+
+
+def test_what_lanes_keep_must_fit():
+    class Ragged(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.choice = int(x.argmax())
+            return x * ctx.choice
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.choice
+
+    xs = torch.eye(3)
+    with pytest.warns(errors.SlowPathWarning), pytest.raises(RuntimeError, match="what it keeps on ctx differs"):
+        vmap(Ragged.apply)(xs)
+
+
 def test_escaped_argument():
     kept = []
     vmap(lambda x: kept.append(x) or x)(torch.randn(2, 3))
@@ -726,9 +813,6 @@ def test_saved_tensors_are_freed_and_checked():
 
 
 def test_no_reference_is_left():
-    import gc
-    import weakref
-
     gc.collect()
     gc.disable()
     try:
