@@ -58,6 +58,12 @@ FACTORY_KEY = _dispatch_key("TESTING_ONLY_GenericMode")
 FACTORY_KEY_NAME = "TESTING_ONLY_GenericMode"
 FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
 
+# Its neighbour, for operations that are written out while reverse passes are nested. Without it, their higher
+# derivatives are as wrong as torch's own.
+ORDER_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
+ORDER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
+ORDER_KEY_SET = DispatchKeySet(ORDER_KEY)
+
 # Switched off while a backend kernel runs; tells a copy that a kernel makes for itself from one that the user makes.
 ADINPLACE_OR_VIEW_KEY = _dispatch_key("ADInplaceOrView")
 
@@ -132,6 +138,10 @@ decomposition_table = torch._decomp.decomposition_table
 
 # The live level of native forward-mode differentiation (-1: none).
 forward_ad = torch.autograd.forward_ad
+
+# `forward_ad.make_dual` without what it does at its first call: it compiles decompositions with torch.jit, which takes
+# a second and warns; the operations concerned have rules here. Without it: that function.
+make_dual = torch._VF._make_dual  # type: ignore[attr-defined]
 
 
 def forward_level() -> int:

@@ -28,6 +28,7 @@ from lanewise._transforms.arguments import (
     split_aux,
 )
 from lanewise._transforms.compiling import is_compiling, traced
+from lanewise._transforms.orders import one_order_less, one_order_more
 
 
 class Recording:
@@ -43,9 +44,11 @@ class Recording:
             self._inference.__enter__()
             self.outer = False
         set_grad_enabled(True)
+        one_order_more()
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        one_order_less()
         if self._inference is not None:
             self._inference.__exit__(*exc)
         set_grad_enabled(self._grad_mode)
