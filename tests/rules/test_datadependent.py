@@ -110,5 +110,34 @@ def test_counts():
         lambda x: torch.histc(x, 4, 0, 1),
         lambda x: torch.histogram(x, 4, range=(0.0, 1.0))[0],
         lambda x: torch.bincount((x * 3).long(), minlength=5),
+        lambda x: torch.bincount((x * 3).long(), weights=x, minlength=5),
+        lambda x: torch.bincount((x * 3).long(), weights=x.double(), minlength=3),
     ):
         assert torch.equal(vmap(f)(xs), torch.stack([f(x) for x in xs]))
+
+
+@pytest.mark.parametrize("bad", [torch.bincount, torch.repeat_interleave])
+def test_negative_counts(bad):
+    with pytest.raises(RuntimeError, match="negative"):
+        vmap(bad)(torch.tensor([[1, -1], [2, 0]]))
+
+
+def test_resize_as():
+    def f(x, y):
+        return (x * 1).resize_as_(y)
+
+    xs, ys = torch.randn(3, 6), torch.randn(3, 2, 2)
+    assert torch.equal(vmap(f)(xs, ys), torch.stack([f(x, y) for x, y in zip(xs, ys, strict=True)]))
+
+
+def test_split_at_tensor_indices():
+    cuts = torch.tensor([1, 3])
+    parts = vmap(lambda x: torch.tensor_split(x, cuts))(torch.arange(10.0).view(2, 5))
+    assert [part.shape for part in parts] == [(2, 1), (2, 2), (2, 2)]
+    with pytest.raises(RuntimeError, match="It looks like you're calling .item"):
+        vmap(torch.tensor_split)(torch.zeros(2, 5), torch.tensor([[1, 3], [2, 3]]))
+
+
+def test_sparse_is_refused():
+    with pytest.raises(RuntimeError, match="sparse tensors cannot have lanes"):
+        vmap(lambda x: x.to_sparse())(torch.eye(3).expand(2, 3, 3))

@@ -141,6 +141,52 @@ def masked_select(level, x, mask):
     return picked.view(level.size, count)
 
 
+def common_number(level: BatchLevel, numbers: Tensor, what: str) -> int:
+    """numbers [B] -> the one number of all lanes, or an error."""
+    if not level.size:
+        return 0
+    first = numbers.select(0, 0)
+    if not torch.equal(numbers, first.expand(level.size)):
+        raise differing_shapes(what, "the size of the result differs", "give the size: minlength= or output_size=")
+    return int(first)
+
+
+@lane_rule(aten.bincount.default)
+def bincount(level, x, weights=None, minlength=0):
+    """x [B, n], weights [B, n] -> how often each whole number occurs [B, m], the same m in all lanes"""
+    if x.dim() != 1 or (weights is not None and weights.shape != x.shape):
+        raise TransformError(
+            at_user_line(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)}")
+        )
+    values = level.expanded(x).long()
+    floor = minlength
+    if x.numel() and level.size:
+        if not torch.equal(values, values.clamp_min(0)):
+            raise TransformError(at_user_line("bincount only supports 1-d non-negative integral inputs"))
+        floor = common_number(level, (values.amax(1) + 1).clamp_min(minlength), "torch.bincount")
+    if weights is None:
+        amounts = torch.ones_like(values)
+    else:
+        amounts = level.expanded(weights)
+        amounts = amounts if amounts.dtype == torch.float32 else amounts.double()
+    out = torch.zeros((level.size, floor), dtype=amounts.dtype, device=x.device)
+    return out.scatter_add(1, values, amounts)
+
+
+@lane_rule(aten.repeat_interleave.Tensor)
+def repeat_interleave(level, repeats, *, output_size=None):
+    """repeats [B, n] -> the place that each repetition comes from [B, m], the same m in all lanes"""
+    if repeats.dim() != 1:
+        raise TransformError(at_user_line("repeat_interleave only accept 1D vector as repeat"))
+    if not torch.equal(repeats.value, repeats.value.clamp_min(0)):
+        raise TransformError(at_user_line("repeats can not be negative"))
+    ends = repeats.value.cumsum(1)
+    if output_size is None:
+        output_size = common_number(level, ends[:, -1], "torch.repeat_interleave") if repeats.numel() else 0
+    places = torch.arange(output_size, device=repeats.device).expand(level.size, output_size)
+    return torch.searchsorted(ends, places.contiguous(), right=True).to(repeats.dtype)
+
+
 @lane_rule(aten.nonzero_static.default)
 def nonzero_static(level, x, *, size, fill_value=-1):
     """x [B, *S] -> [B, size, rank], filled up or cut off"""

@@ -67,7 +67,7 @@ for _op in (
 # --- one index per slice: index_select and its writes ----------------------------------------------------------------
 
 
-def along(index: Tensor, dim: int, shape: torch.Size) -> Tensor:
+def along(index: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
     """index [B, n] -> one index per element, expanded to `shape` [B, *S] with S[dim - 1] = n"""
     sides = [1] * len(shape)
     sides[0], sides[dim] = index.shape

@@ -10,6 +10,7 @@ aten = torch.ops.aten
 pointwise(
     aten.__ilshift__.Scalar, aten.__ilshift__.Tensor, aten.__lshift__.Scalar, aten.__lshift__.Tensor,
     aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten._conj_physical.default,
+    aten._prelu_kernel.default, aten._prelu_kernel_backward.default,
     aten.abs.default, aten.abs_.default, aten.acos.default, aten.acos_.default, aten.acosh.default,
     aten.acosh_.default, aten.add.Scalar, aten.add.Tensor, aten.add_.Scalar, aten.add_.Tensor, aten.addcdiv.default,
     aten.addcdiv_.default, aten.addcmul.default, aten.addcmul_.default, aten.alias_copy.default, aten.angle.default,

@@ -284,3 +284,6 @@ def resize_(level: BatchLevel, x, size, *, memory_format=None):
     Tensor.data.__set__(x, like)  # type: ignore[attr-defined]
     level.copy_slots(x, like)
     return x
+
+
+decompose(aten.resize_as_.default, lambda x, other, *, memory_format=None: x.resize_(other.shape))
