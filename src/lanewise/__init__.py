@@ -6,7 +6,7 @@ import lanewise._core.surface
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
 from lanewise import errors
-from lanewise._transforms.forward import jvp
+from lanewise._transforms.forward import jvp, linearize
 from lanewise._transforms.functional import debug_unwrap
 from lanewise._transforms.functionalize import functionalize
 from lanewise._transforms.jacobian import hessian, jacfwd, jacrev
@@ -26,6 +26,7 @@ __all__ = [
     "jacfwd",
     "jacrev",
     "jvp",
+    "linearize",
     "rearrange",
     "replace_all_batch_norm_modules_",
     "stack_module_state",

@@ -1,5 +1,6 @@
 """The dual plane: a primal and a tangent, and how an operation carries tangents forward."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,9 +44,17 @@ class DualTensor(Plane):
 
 
 class DualLevel(Level):
-    """The level of one `jvp`."""
+    """The level of one `jvp`.
 
-    __slots__ = ()
+    Attributes:
+        preserve: Called with each primal that is about to be overwritten; None if nobody asks.
+    """
+
+    __slots__ = ("preserve",)
+
+    def __init__(self, preserve: Callable[[Tensor], None] | None = None) -> None:
+        super().__init__()
+        self.preserve = preserve
 
     def __repr__(self) -> str:
         return f"jvp level {self.order}"
@@ -155,6 +164,9 @@ class DualLevel(Level):
 
     def _run_unlifted(self, func: Any, args: tuple, kwargs: dict) -> Any:
         below_args, below_kwargs = replace_tensors(self.primal, args, kwargs)
+        if self.preserve is not None and func._schema.is_mutable:
+            for position, name in written_arguments(func):
+                map_tensors(self.preserve, argument(below_args, below_kwargs, position, name))
         out = self.below(lambda: func(*below_args, **below_kwargs))
         if func._schema.is_mutable:
             return written_results(func, args, kwargs)
@@ -171,6 +183,8 @@ class DualLevel(Level):
                 if differentiable(tensor):
                     lift(tensor)  # type: ignore[arg-type]
                     self.below(lay_out, tensor)
+                if self.preserve is not None:
+                    self.preserve(self.primal(tensor))
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded, replace_tensors, tensors_of
 from lanewise._core.trees import flatten, unflatten
-from lanewise._torch_compat import forward_ad, forward_level, is_grad_enabled
+from lanewise._torch_compat import forward_ad, forward_level, is_grad_enabled, make_dual
 
 # How often each operation took torch's own formula; tests of hot paths count on it.
 native_formulas: dict[str, int] = {}
@@ -76,7 +76,7 @@ def _forward(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any, sh
         if 0 in x.stride():
             # torch gives the tangent the layout of the primal, and cannot write to an expanded one.
             x = x.contiguous()
-        return forward_ad.make_dual(x, torch.zeros_like(x) if t is None else t, level=0)
+        return make_dual(x, torch.zeros_like(x) if t is None else t, level=0)
 
     below_args, below_kwargs = replace_tensors(enter, args, kwargs)
     out = func(*below_args, **below_kwargs)

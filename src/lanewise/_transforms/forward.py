@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.linear import LinearLevel
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._transforms.arguments import check_outputs, split_aux
@@ -51,6 +52,89 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
             result = unflatten([p for p, _ in pairs], out_spec)
             pushed = unflatten([t for _, t in pairs], out_spec)
         return (result, pushed, drop_tangents(level, aux)) if has_aux else (result, pushed)
+
+
+def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
+    """The value of `func` at `primals`, and its derivative there as a function of the tangents.
+
+    `func` runs once. What it does to tangents is written down as it runs, and the derivative function repeats that for
+    the tangents it is given: no more work than the linear part of `jvp`, with random numbers as they were drawn. It
+    can be differentiated, mapped and pushed forward like any function, in the tangents and through `primals`.
+
+    Args:
+        func: A function of tensors or containers of tensors, which returns tensors or containers of tensors.
+        primals: The arguments of `func`; floating-point or complex tensors `[*S]`.
+
+    Returns:
+        `(output, jvp_fn)`; `jvp_fn(*tangents)` takes tangents like `primals` in structure, shape, dtype and device, and
+        returns the tangent of the output.
+
+    Raises:
+        TransformError: An argument or an output is not a tensor, or (from `jvp_fn`) the tangents do not match.
+
+    >>> import torch
+    >>> value, push = linearize(torch.sin, torch.zeros(2))
+    >>> push(torch.ones(2))
+    tensor([1., 1.])
+    """
+    # The alternative, the transpose of the transpose by two reverse passes, needs the second derivative formulas that
+    # fused attention, cdist and others lack, knows no user's `jvp`, and takes about twice as long per call for small
+    # tensors (10 operations on 5 numbers: 98 us against 50 us) and as long for large ones.
+    leaves, spec = flatten(primals)
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise TransformError(
+                at_user_line(
+                    f"linearize: Expected primals to only contain Tensors, got {type(leaf)} "
+                    f"at {leaf_names(primals, 'primals')[position]}"
+                )
+            )
+        check_pair("linearize", leaf, leaf, position)
+    with LinearLevel() as linear:
+        tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
+        with DualLevel(preserve=linear.preserve) as level:
+            duals = [level.wrap(x, t) for x, t in zip(leaves, tangents)]
+            out = func(*unflatten(duals, spec))
+            outputs, out_spec = flatten(out)
+            check_outputs("linearize", out, outputs)
+            pairs = [leave_leaf(level, leaf) for leaf in outputs]
+        values = [linear.plain(value) for value, _ in pairs]
+        program = linear.program(tangents, [t for _, t in pairs])
+
+    def push(*given: Any) -> Any:
+        given_leaves, given_spec = flatten(given)
+        if given_spec != spec:
+            raise TransformError(
+                at_user_line(
+                    f"Expected the tangents {given_spec} to have the same argspec as the primals {spec}",
+                    "jvp_fn(*tangents)  # one for each primal",
+                )
+            )
+        for position, (t, x) in enumerate(zip(given_leaves, leaves)):
+            check_tangent(position, t, x)
+        results = program(given_leaves)
+        pushed = [torch.zeros_like(v) if t is None else t for v, t in zip(values, results)]
+        return unflatten(pushed, out_spec)
+
+    return unflatten(values, out_spec), push
+
+
+def _blank(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+
+def check_tangent(position: int, t: Any, x: Tensor) -> None:
+    """Raise unless `t` is as the primal `x`."""
+    if not isinstance(t, Tensor):
+        raise TransformError(at_user_line(f"linearize: Expected tangents to only contain Tensors, got {type(t)}"))
+    for what in ("shape", "device", "dtype"):
+        if getattr(t, what) != getattr(x, what):
+            raise TransformError(
+                at_user_line(
+                    f"tangent:{position} with {what} {getattr(t, what)} in flattened pytree doesn't match the {what} "
+                    f"{getattr(x, what)} of the corresponding primal."
+                )
+            )
 
 
 def check_primals(api: str, primals: Any, tangents: Any) -> tuple[list[Tensor], list[Tensor], Any]:

@@ -240,9 +240,10 @@ def layer_norm_backward(g, x, shape, mean, rstd, w, b, mask):
         gx = gx.to(x.dtype)
     if mask[1]:
         gw = (g * normal).sum(outer) if outer else g * normal
-        gw = gw.to(w.dtype)
+        gw = gw if w is None else gw.to(w.dtype)
     if mask[2]:
-        gb = (g.sum(outer) if outer else g.clone()).to(b.dtype)
+        gb = g.sum(outer) if outer else g.clone()
+        gb = gb if b is None else gb.to(b.dtype)
     return gx, gw, gb
 
 
@@ -260,7 +261,8 @@ def group_norm_backward(g, x, mean, rstd, w, n, channels, size, groups, mask):
         gx = rstd * (h - h.mean([2, 3], True) - normal * (h * normal).mean([2, 3], True))
         gx = gx.reshape(x.shape).to(x.dtype)
     if mask[1]:
-        gw = (gg * normal).sum([0, 3]).reshape(channels).to(w.dtype)
+        gw = (gg * normal).sum([0, 3]).reshape(channels)
+        gw = gw if w is None else gw.to(w.dtype)
     if mask[2]:
         gb = gg.sum([0, 3]).reshape(channels)
     return gx, gw, gb

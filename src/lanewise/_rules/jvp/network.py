@@ -123,13 +123,14 @@ def group_norm(level, x, w, b, n, channels, size, groups, eps):
     mean, rstd = out[1].reshape(n, groups, 1, 1), out[2].reshape(n, groups, 1, 1)
     mean, rstd = differentiable_statistics(px.reshape(grouped), mean, rstd, [2, 3], eps)
     weights = (1, groups, channels // groups, 1)
-    tangents = [None, None, None]
+    tangents: list[Tensor | None] = [None, None, None]
     if t is None:
         normal, t_normal = (px.reshape(grouped) - mean) * rstd, None
     else:
         normal, t_normal, t_mean, t_rstd = _normal(px.reshape(grouped), t.reshape(grouped), mean, rstd, [2, 3])
         tangents[1:] = [t_mean.reshape(n, groups), t_rstd.reshape(n, groups)]
-    tangents[0] = _affine(level, normal, t_normal, w, b, weights).reshape(px.shape)
+    total = _affine(level, normal, t_normal, w, b, weights)
+    tangents[0] = None if total is None else total.reshape(px.shape)
     return out, tangents
 
 
@@ -156,7 +157,7 @@ def _batch_norm(op, statistics):
         if not training:
             fixed = level.primal(running_mean), (level.primal(running_var) + eps).rsqrt()
         out = op(*[level.primal(arg) if isinstance(arg, Tensor) else arg for arg in args])
-        tangents = [None] * len(out)
+        tangents: list[Tensor | None] = [None] * len(out)
         if not training:
             mean, rstd = fixed
             normal = (px - mean.reshape(channel)) * rstd.reshape(channel)
