@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lanewise import vmap
 from tests.rules.lanes import bools, check, distinct, ints, normal
 
 CASES = {
@@ -141,3 +142,48 @@ def test_index_reduce(reduce):
 def test_scatter_with_a_reduction(reduce):
     check(lambda x, i, s: x.scatter(0, i, s, reduce=reduce), normal(4), ints(0, 4, 5), normal(5), grad=False)
     check(lambda x, i: x.scatter(0, i, 2.0, reduce=reduce), normal(4), ints(0, 4, 5), grad=False)
+
+
+def put_at(x, index, value):
+    out = own(x)
+    out[index] = value
+    return out
+
+
+NUMBERS = {
+    "first": (lambda x, i: x[i], normal(4, 3), ints(-4, 4)),
+    "only": (lambda x, i: x[i], normal(4), ints(-4, 4)),
+    "last": (lambda x, i: x[..., i], normal(2, 4), ints(-4, 4)),
+    "inside": (lambda x, i: x[1, i, None, :2], normal(2, 4, 3), ints(0, 4)),
+    "two": (lambda x, i, j: x[i, :, j], normal(4, 2, 3), ints(0, 4), ints(0, 3)),
+    "with a list": (lambda x, i, j: x[i, :, j], normal(4, 2, 3), ints(0, 4), ints(0, 3, 5)),
+    "with a mask": (lambda x, i: x[i, torch.tensor([True, False, True])], normal(4, 3, 2), ints(0, 4)),
+    "with a step": (lambda x, i: x[::2, i], normal(5, 4), ints(0, 4, dtype=torch.int32)),
+    "set": (lambda x, i, v: put_at(x, i, v), normal(4, 3), ints(-4, 4), normal(3)),
+    "set a number": (lambda x, i: put_at(x, i, 2), normal(4), ints(-4, 4)),
+    "set last": (lambda x, i, v: put_at(x, (..., i), v), normal(2, 4), ints(0, 4), normal()),
+    "set inside": (lambda x, i, v: put_at(x, (1, slice(1, None), i), v), normal(2, 3, 4), ints(0, 4), normal(2)),
+    "set two": (lambda x, i, v: put_at(x, (i, slice(None), i), v), normal(3, 2, 3), ints(0, 3), normal(2)),
+    "set widened": (lambda x, i, v: put_at(x, (None, i), v), normal(4, 3), ints(0, 4), normal(1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_of_a_lane_as_index(name):
+    f, *makers = NUMBERS[name]
+
+    def inside(x, *others):
+        # An index with lanes needs a tensor of the plane: what is captured is copied into one.
+        return f(torch.zeros_like(x).copy_(x), *others)
+
+    check(inside, *makers)
+
+
+def test_a_number_of_a_lane_out_of_range():
+    xs = torch.zeros(3, 4)
+    for f in (lambda x, i: x[i], lambda x, i: put_at(x, i, 1.0)):
+        with pytest.raises(IndexError, match="out of"):
+            vmap(f)(xs, torch.tensor([0, 1, 4]))
+    with pytest.raises(IndexError, match="too many indices"):
+        vmap(lambda x, i: x[0, i])(xs, torch.tensor([0, 1, 2]))
+    assert vmap(lambda i: int(torch.arange(3)[torch.tensor(1)]) * i)(torch.ones(2)).tolist() == [1, 1]

@@ -18,6 +18,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
+from lanewise._core.subscripts import get_item, set_item
 from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
@@ -105,6 +106,14 @@ class Surface:
 
     def __index__(self) -> int:
         return self._answer("index", _ITEM, agreed).__index__()
+
+    # --- subscripts ------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return get_item(self, index)  # type: ignore[arg-type]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        set_item(self, index, value)  # type: ignore[arg-type]
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

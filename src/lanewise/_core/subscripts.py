@@ -1,0 +1,99 @@
+"""`x[i]` and `x[i] = v` where i is a whole number that differs from lane to lane.
+
+torch asks a 0-dim index for its Python value; here it stays a tensor, and the index is one of a gather.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchTensor
+from lanewise._core.plane import Plane, sync
+
+_get = Tensor.__getitem__
+_set = Tensor.__setitem__
+
+
+def get_item(x: Tensor, index: Any) -> Tensor:
+    """`x[index]`."""
+    entries = index if type(index) is tuple else (index,)
+    if not any(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries):
+        return _get(x, index)
+    places, rest, _ = _split(x, entries)
+    return _get(torch.ops.aten.index.Tensor(x, places), rest)
+
+
+def set_item(x: Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`."""
+    entries = index if type(index) is tuple else (index,)
+    if not any(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries) or any(
+        isinstance(entry, (Tensor, list, tuple)) and not _is_lane_number(entry) for entry in entries
+    ):
+        _set(x, index, value)
+        return
+    _, _, window = _split(x, entries)
+    view = _get(x, window)
+    # The window's dims, without those that numbers drop: a slice(None) stands for each number of a lane.
+    places: list[Tensor | None] = []
+    for entry in entries:
+        if entry is Ellipsis:
+            places.extend([None] * (x.dim() - _taken(entries)))
+        elif entry is None or isinstance(entry, slice):
+            places.append(None)
+        elif isinstance(entry, Tensor):
+            places.append(entry)
+    if isinstance(value, Tensor):
+        value = value.to(view.dtype)
+    else:
+        value = torch.full((), value, dtype=view.dtype, device=view.device)
+    while places[-1] is None:
+        places.pop()
+    torch.ops.aten.index_put_.default(view, places, value)
+
+
+def _is_lane_number(entry: Any) -> bool:
+    """Whether an index is a 0-dim whole number with lanes, of any plane."""
+    if not isinstance(entry, Plane) or entry.dim() or entry.dtype in (torch.bool, torch.uint8):
+        return False
+    if entry.is_floating_point() or entry.is_complex():
+        return False
+    below: Any = entry
+    while isinstance(below, Plane):
+        sync(below)
+        if isinstance(below, BatchTensor) and below.mapped:
+            return True
+        below = below.value
+    return False
+
+
+def _width(entry: Any) -> int:
+    """How many dims of the tensor an entry of an index takes."""
+    if entry is None or entry is Ellipsis or isinstance(entry, bool):
+        return 0
+    if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
+        return entry.dim()
+    return 1
+
+
+def _taken(entries: tuple) -> int:
+    return sum(_width(entry) for entry in entries)
+
+
+def _split(x: Tensor, entries: tuple) -> tuple[list, tuple, tuple]:
+    """The lanes' numbers by dim of x; the other entries; and the entries with slice(None) in place of the numbers."""
+    places: list[Tensor | None] = [None] * x.dim()
+    rest: list = []
+    window: list = []
+    dim = 0
+    for entry in entries:
+        if _is_lane_number(entry):
+            if dim >= x.dim():
+                raise IndexError(f"too many indices for tensor of dimension {x.dim()}")
+            places[dim] = entry
+            window.append(slice(None))
+        else:
+            rest.append(entry)
+            window.append(entry)
+        dim += x.dim() - _taken(entries) if entry is Ellipsis else _width(entry)
+    return places, tuple(rest), tuple(window)
