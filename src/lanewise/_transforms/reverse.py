@@ -95,17 +95,34 @@ def pull_back(
     live = [i for i, out in enumerate(outputs) if recorded(out)]
     if not live:
         return [torch.zeros_like(x) for x in inputs]
+    # Some of torch's formulas (solve, det) take a way that cannot be differentiated again where grad mode is off.
+    for_outside = not create_graph and any(differentiated_outside(outputs[i]) for i in live)
     with pin_grad_mode(outer):
         grads = run_backward(
             tuple([outputs[i] for i in live]),
             tuple([cotangents[i] for i in live]),
             retain_graph or create_graph,
-            create_graph,
+            create_graph or for_outside,
             tuple(inputs),
             allow_unreachable=True,
             accumulate_grad=False,
         )
+    if for_outside:
+        grads = [g if g is None or not recorded(g) else detached(g) for g in grads]
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+
+
+def differentiated_outside(x: Tensor) -> bool:
+    """Whether a tensor of this plane carries a tangent, or a history or tangents on a plane below."""
+    if forward_level() >= 0:
+        return True
+    while isinstance(x, Plane):
+        if getattr(x, "tangent", None) is not None:
+            return True
+        x = x.value
+        if recorded(x):
+            return True
+    return False
 
 
 def one(value: Tensor) -> Tensor:
