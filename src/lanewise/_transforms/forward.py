@@ -10,7 +10,8 @@ from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.linear import LinearLevel
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
-from lanewise._transforms.arguments import check_outputs, split_aux
+from lanewise._torch_compat import peer_engine_active
+from lanewise._transforms.arguments import check_outputs, refuse_peer, split_aux
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -38,6 +39,8 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
     """
     if is_compiling():
         return traced("jvp", func, primals, tangents, strict=strict, has_aux=has_aux)
+    if peer_engine_active():
+        raise refuse_peer("jvp")
     leaves, tangent_leaves, spec = check_primals("jvp", primals, tangents)
     with DualLevel() as level:
         duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]
