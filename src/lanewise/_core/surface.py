@@ -347,7 +347,7 @@ def _cut_below(wrapper: Any, fresh: Any, value: Tensor) -> Any:
     """`fresh`, an alias on this plane, given a value without history on the planes below."""
     if isinstance(wrapper, DualTensor):
         fresh.tangent, fresh.origin = None, None
-    elif not wrapper.mapped and fresh is not wrapper:
+    elif not wrapper.level.lifted(wrapper) and fresh is not wrapper:
         # A lane value written into the alias must reach the tensor itself.
         fresh.origin = (wrapper, aten.detach.default, (), {}, None)
     fresh.value = value
@@ -359,6 +359,8 @@ def _describe(wrapper: Any) -> list[str]:
     parts = [f"level={level.order}"]
     if isinstance(wrapper, BatchTensor):
         parts.append(f"lanes={level.size}" if wrapper.mapped else f"the same in all {level.size} lanes")
+        return [*parts, f"value={_text(wrapper.value)}"]
+    if not isinstance(wrapper, DualTensor):
         return [*parts, f"value={_text(wrapper.value)}"]
     parts.append(f"primal={_text(wrapper.value)}")
     return [*parts, f"tangent={'0' if wrapper.tangent is None else _text(wrapper.tangent)}"]
