@@ -104,6 +104,11 @@ def _copy_kernel(op: OpOverload) -> Any:
                 return op(torch.tensor(x, dtype=kind), **options)
         # What autograd itself copies (a tensor that an in-place operation overwrites, a gradient) must stay plain too.
         kept = tracked(x) or current_graph_task_id() != -1
+        if kept and (x.is_conj() or x.is_neg()) and tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
+            # A lazy conjugate from outside is resolved on its way to this plane, where autograd would not see it.
+            level = current_level()
+            if level is not None:
+                return level.below(lambda: op(x, **options))
         if kept or tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
             with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
                 return op(x, **options)

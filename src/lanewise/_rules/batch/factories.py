@@ -9,6 +9,7 @@ from lanewise._core.factories import (
     adopt_results_of,
     adopt_results_of_name,
     keep_factories_plain_inside,
+    route,
 )
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise.errors import TransformError, at_user_line
@@ -36,6 +37,8 @@ adopt_results_of(
     aten.zeros.default,
     aten.zeros_like.default,
 )
+# A lazy zero is made real by a kernel that calls `zeros` and works on its memory; here it is real from the start.
+route(aten._efficientzerotensor.default, lambda size, **options: aten.zeros.default(size, **options))
 adopt_copies_by(aten._to_copy.default, aten.clone.default)
 for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
