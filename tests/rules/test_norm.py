@@ -150,3 +150,20 @@ def test_other_names_of_batch_norm():
         return out, *aten.batch_norm_backward(out, x, w, mean, var, saved, invstd, True, 1e-5, mask, reserve)
 
     assert_same(vmap(fused)(x), tuple(torch.stack(part) for part in zip(*map(fused, x), strict=True)))
+
+
+def test_second_derivative_of_weight_norm():
+    v = torch.randn(3, 3, 4, dtype=torch.float64, requires_grad=True)
+    g = torch.rand(3, 3, 1, dtype=torch.float64) + 0.5
+
+    def slope(v, g):
+        return lanewise.grad(lambda v: torch._weight_norm(v, g, 0).pow(3).sum())(v)
+
+    def total(v):
+        return vmap(slope)(v, g).square().sum()
+
+    direction = torch.randn_like(v)
+    step = 1e-6 * direction
+    want = (total(v + step) - total(v - step)) / 2e-6
+    got = (torch.autograd.grad(total(v), v)[0] * direction).sum()
+    assert_same(got, want.detach(), (1e-7, 1e-7))

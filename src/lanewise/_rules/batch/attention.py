@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
-from lanewise._torch_compat import dispatch_mode_count, forward_level
+from lanewise._rules.batch.tracking import is_tracked
+from lanewise._torch_compat import dispatch_mode_count
 
 aten = torch.ops.aten
 
@@ -62,9 +62,7 @@ def flash_attention_backward(
     lanes, images = level.size, query.shape[0]
     folded = [_fold(level, t) for t in (grad, query, key, value, out, logsumexp)]
     mask = _fold_mask(level, attn_mask, images)
-    if forward_level() >= 0 or (
-        torch.is_grad_enabled() and any(isinstance(t, Plane) or t.requires_grad for t in folded)
-    ):
+    if is_tracked(*folded):
         parts = attention_backward_formula(*folded[:4], mask, is_causal, scale)
     else:
         parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -5,14 +5,13 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._rules.batch.families import lane_rule, leading
+from lanewise._rules.batch.tracking import is_tracked
 
 aten = torch.ops.aten
 
 leading(
-    aten._linalg_det.default,
     aten._linalg_eigh.default,
     aten._linalg_eigvals.default,
-    aten._linalg_slogdet.default,
     aten._linalg_svd.default,
     aten.cholesky.default,
     aten.cholesky_inverse.default,
@@ -108,6 +107,44 @@ def triangular_solve(level, rhs, a, upper=True, transpose=False, unitriangular=F
     return aten.triangular_solve(rhs, a, upper, transpose, unitriangular)
 
 
+# --- LU factors that backward formulas save --------------------------------------------------------------------------
+
+
+def laid_out_as(level: BatchLevel, value: Tensor, matrix: Tensor) -> Tensor:
+    """The value of a matrix, contiguous where the matrix is as seen from this plane.
+
+    torch's kernels factor the transpose of a contiguous real matrix, and its backward formulas ask again whether the
+    matrix is contiguous, but ask the one they saved, which is of this plane.
+    """
+    return value.contiguous() if matrix.is_contiguous() else value
+
+
+def differentiable_factors(matrix: Tensor, factors: list[Tensor], transposed: bool) -> list[Tensor]:
+    """LU and pivots with a derivative where somebody below may want one.
+
+    torch gives the factors that it saves none: with grad mode on, its backward formulas do without them. On this plane
+    a backward pass runs with grad mode off and takes them, while the plane below may be recording.
+    """
+    if not is_tracked(matrix):
+        return factors
+    lu, pivots, *rest = torch.linalg.lu_factor_ex(matrix.mT if transposed else matrix)
+    return [lu, pivots, *factors[2:]]
+
+
+def _factored(op):
+    @lane_rule(op)
+    def determinant(level, a):
+        """a [B, *batch, n, n] -> the determinant, or its sign and logarithm, then LU and pivots"""
+        value = laid_out_as(level, a.value, a)
+        *out, lu, pivots = op(value)
+        transposed = a.is_contiguous() and not a.is_complex()
+        return (*out, *differentiable_factors(value, [lu, pivots], transposed))
+
+
+_factored(aten._linalg_det.default)
+_factored(aten._linalg_slogdet.default)
+
+
 @lane_rule(aten._linalg_solve_ex.default)
 def solve_ex(level, a, b, *, left=True, check_errors=False):
     """a [B, *batch, n, n], b [B, *batch, n, k] or one vector for each matrix [B, *batch, n] -> x, LU, pivots, info
@@ -118,19 +155,22 @@ def solve_ex(level, a, b, *, left=True, check_errors=False):
     rhs, rhs_dims = level.physical(b), b.dim()
     if vectors and left:
         rhs, rhs_dims = rhs.unsqueeze(-1), rhs_dims + 1
+    options = {"left": left, "check_errors": check_errors}
+    matrix = laid_out_as(level, level.physical(a), a)
+    transposed = a.is_contiguous() and not a.is_complex()
     if level.size > 0 and not level.mapped(a):
-        x, *factors = aten._linalg_solve_ex(
-            a, fold_into_columns(level, rhs, left), left=left, check_errors=check_errors
-        )
+        x, *factors = aten._linalg_solve_ex(matrix, fold_into_columns(level, rhs, left), **options)
         x = unfold_columns(level, x, left)
-        factors = [t.expand(level.size, *t.shape) for t in factors]
+        factors = [t.expand(level.size, *t.shape) for t in differentiable_factors(matrix, factors, transposed)]
     else:
-        matrix = level.physical(a)
         batch = max(a.dim(), rhs_dims) - 2
-        matrix = _pad_batch(level, matrix, a.dim() - 2, batch) if level.mapped(a) else matrix
+        padded = _pad_batch(level, matrix, a.dim() - 2, batch) if level.mapped(a) else matrix
         rhs = _pad_batch(level, rhs, rhs_dims - 2, batch) if level.mapped(b) else rhs
-        rhs = rhs.expand(*torch.broadcast_shapes(rhs.shape[:-2], matrix.shape[:-2]), *rhs.shape[-2:])
-        x, *factors = aten._linalg_solve_ex(matrix, rhs, left=left, check_errors=check_errors)
+        rhs = rhs.expand(*torch.broadcast_shapes(rhs.shape[:-2], padded.shape[:-2]), *rhs.shape[-2:])
+        x, lu, pivots, info = aten._linalg_solve_ex(padded, rhs, **options)
+        own = matrix.shape[:-2]
+        factors = [lu.reshape(matrix.shape), pivots.reshape(*own, a.shape[-1]), info.reshape(own)]
+        factors = differentiable_factors(matrix, factors, transposed)
         factors = [t if level.mapped(a) else t.expand(level.size, *t.shape) for t in factors]
     return (x.squeeze(-1) if vectors and left else x, *factors)
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.plane import Plane, lift
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import lift
 from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise._torch_compat import forward_ad, forward_level
+from lanewise._rules.batch.tracking import constant, is_tracked
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -27,27 +27,12 @@ def _scaled(level: BatchLevel, value: Tensor, weight: Tensor | None, bias: Tenso
     return value
 
 
-def _tracked(*tensors: Tensor | None) -> bool:
-    """Whether somebody below may differentiate through these values."""
-    if forward_level() >= 0:
-        return True
-    return torch.is_grad_enabled() and any(t is not None and (isinstance(t, Plane) or t.requires_grad) for t in tensors)
-
-
-def _constant(value: Tensor) -> Tensor:
-    """The same numbers without history or tangent, on any plane."""
-    if isinstance(value, Plane):
-        below = _constant(value.value)
-        return value.level.wrap(below) if isinstance(value, BatchTensor) and value.mapped else value.level.adopt(below)
-    return (forward_ad.unpack_dual(value).primal if forward_level() >= 0 else value).detach()
-
-
 def _inverse_deviation(spread: Tensor, rstd: Tensor) -> Tensor:
     """rstd as a function of `spread`, the mean square that it was computed from.
 
     What a kernel saves has no derivative, and the epsilon it used is not passed on: it is the difference that is left.
     """
-    epsilon = _constant(rstd).square().reciprocal() - _constant(spread)
+    epsilon = constant(rstd).square().reciprocal() - constant(spread)
     return (spread + epsilon).rsqrt()
 
 
@@ -74,7 +59,7 @@ def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_
     outer = list(range(1, grad.dim() - len(shape)))
     scaled = _scaled(level, grad, weight, None) if level.mapped(weight) else grad
     scale = None if level.mapped(weight) else weight
-    tracked = _tracked(grad, x, scaled, scale)
+    tracked = is_tracked(grad, x, scaled, scale)
     if tracked:
         mean = x.mean(inner, keepdim=True)
         rstd = _inverse_deviation((x - mean).square().mean(inner, keepdim=True), rstd)
@@ -108,7 +93,7 @@ def rms_norm_backward(level, grad, x, shape, rstd, weight, output_mask):
     grad, x, rstd = (level.expanded(t) for t in (grad, x, rstd))
     inner = list(range(grad.dim() - len(shape), grad.dim()))
     outer = list(range(1, grad.dim() - len(shape)))
-    if _tracked(grad, x, None if weight is None else level.physical(weight)):
+    if is_tracked(grad, x, None if weight is None else level.physical(weight)):
         rstd = _inverse_deviation(x.square().mean(inner, keepdim=True), rstd)
     unit = x * rstd
     grad_x = grad_weight = None
@@ -156,7 +141,7 @@ def group_norm_backward(level, grad, x, mean, rstd, weight, images, channels, po
     """
     lanes, shape = level.size, x.shape
     grad, x, mean, rstd = (level.expanded(t) for t in (grad, x, mean, rstd))
-    if _tracked(grad, x, mean, rstd, level.physical(weight) if weight is not None else None):
+    if is_tracked(grad, x, mean, rstd, level.physical(weight) if weight is not None else None):
         scale = None if weight is None else level.expanded(weight)
         return _group_norm_backward_formula(grad, x, mean, rstd, scale, groups, output_mask)
     # The kernel reads memory without looking at strides.
@@ -347,7 +332,8 @@ def _weight_norm(v, g, dim=0):
 
 
 def _weight_norm_backward(grad, v, g, norms, dim):
-    """-> gradients in v and g"""
+    """-> gradients in v and g; the norms that were saved know nothing of v"""
+    norms = torch.norm_except_dim(v, 2, dim)
     along = (grad * v).sum([axis for axis in range(v.dim()) if norms.shape[axis] == 1 != v.shape[axis]], keepdim=True)
     return (g / norms) * (grad - v * (along / norms.square())), along / norms
 
