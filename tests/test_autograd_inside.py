@@ -434,7 +434,7 @@ def test_anomaly_mode_finds_the_lane():
 
 
 def test_reentrant_checkpoint():
-    """It works by `.backward()` alone: in a mapped function, around one, and inside a backward of the function's own."""
+    """It works by `.backward()` alone: in a mapped function, around one, inside a backward of the function's own."""
     block = lambda a, w: checkpoint(lambda b, v: (b * v).sin().exp() * b, a, w, use_reentrant=True)
 
     def own(x, w):

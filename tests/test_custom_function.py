@@ -742,7 +742,7 @@ class NumpyBackward(Function):
 @pytest.mark.parametrize("nesting", ["vmap", "grad", "grad of vmap"])
 @pytest.mark.parametrize("function", [InNumpy, NumpyBackward])
 def test_numpy_and_python_choices_run_per_lane(function, nesting):
-    program = lambda x, w: function.apply(x, w)  # noqa: E731
+    program = lambda x, w: function.apply(x, w)
     xs = torch.randn(4, 3, dtype=torch.float64)
     results = []
     for tools in (Ours, Loop):
@@ -757,7 +757,7 @@ def test_numpy_and_python_choices_run_per_lane(function, nesting):
 def test_numpy_under_two_vmaps():
     xs = torch.randn(2, 4, 3, dtype=torch.float64)
     w = torch.ones(3, dtype=torch.float64)
-    f = lambda x: InNumpy.apply(x, w)  # noqa: E731
+    f = lambda x: InNumpy.apply(x, w)
     assert_same(vmap(vmap(f))(xs), loop_vmap(loop_vmap(f))(xs))
     g = grad(lambda x: f(x).sin().sum())
     assert_same(vmap(vmap(g))(xs), loop_vmap(loop_vmap(plain_grad(lambda x: f(x).sin().sum())))(xs).detach())

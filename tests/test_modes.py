@@ -40,7 +40,7 @@ class Doubled(TorchDispatchMode):
         return out * 2 if func is torch.ops.aten.sin.default else out
 
 
-# --- dispatch modes ----------------------------------------------------------------------------------------------------
+# --- dispatch modes --------------------------------------------------------------------------------------------------
 
 
 def test_a_mode_around_sees_what_is_carried_out():
@@ -73,8 +73,8 @@ def test_no_wrapper_reaches_a_mode_around(run):
 
 
 def test_a_mode_around_may_change_results():
-    first = lambda x: x.sin() + torch.zeros(3, dtype=x.dtype)  # noqa: E731
-    second = lambda x: x * XS[0].sin()  # noqa: E731
+    first = lambda x: x.sin() + torch.zeros(3, dtype=x.dtype)
+    second = lambda x: x * XS[0].sin()
     with Doubled():
         got = vmap(first)(XS), vmap(second)(XS)
     assert_same(got, (2 * XS.sin(), 2 * XS * XS[0].sin()))
@@ -162,7 +162,7 @@ def test_tracing(f, tracing):
     assert_same(graph(XS + 1, W * 2), f(XS + 1, W * 2))
 
 
-# --- grad mode, inference mode, autocast ---------------------------------------------------------------------------------
+# --- grad mode, inference mode, autocast -----------------------------------------------------------------------------
 
 SWITCHES = {
     "plain": contextlib.nullcontext,
@@ -252,7 +252,7 @@ def test_inference_tensors():
 def test_autocast(where):
     """Cast once, where the loop casts; outside of the region not at all."""
     x, w = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
-    region = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
+    region = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
 
     def f(x):
         with region() if where == "inside" else contextlib.nullcontext():
@@ -271,7 +271,7 @@ def test_autocast(where):
     assert got.dtype == torch.float32
 
 
-# --- threads -----------------------------------------------------------------------------------------------------------
+# --- threads ---------------------------------------------------------------------------------------------------------
 
 
 def in_thread(run):

@@ -48,8 +48,6 @@ LANE_QUESTIONS = {
     "slice": (lambda x: x[: x.argmax()], ITEM),
     "format number": (lambda x: torch.full((2,), x[0]), ITEM),
     "tolist": (lambda x: x.tolist(), ITEM),
-    "tensor of tensors": (lambda x: torch.tensor([x[0], x[1]]), ITEM),
-    "as_tensor of tensors": (lambda x: torch.as_tensor([[x[0], x[1]]]), ITEM),
     "if": (lambda x: 1 if x.sum() > 0 else 0, CONTROL),
     "and": (lambda x: x[0] > 0 and x[1] > 0, CONTROL),
     "not": (lambda x: not x[0] > 0, CONTROL),
@@ -84,8 +82,8 @@ def test_message_in_full():
         vmap(lambda x: 1 if x.sum() > 0 else 0)(XS)  # type: ignore[misc]
     text = re.sub(r"level \d+", "level 1", str(caught.value)).split("\n  at ")
     assert text[0] == (
-        "vmap: bool(): attempting to use a Tensor in some data-dependent control flow: its value [] differs from lane to "
-        "lane (vmap level 1 with 4 lanes)"
+        "vmap: bool(): attempting to use a Tensor in some data-dependent control flow: its value [] differs from lane "
+        "to lane (vmap level 1 with 4 lanes)"
     )
     assert "vmap(lambda x: 1 if x.sum() > 0 else 0)(XS)" in text[1]
     assert text[1].endswith("Write instead:\n  torch.where(condition, a, b)  # in place of: a if condition else b")

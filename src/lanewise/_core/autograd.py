@@ -137,7 +137,7 @@ def _node(out: Any) -> Any:
     return torch.autograd.graph.get_gradient_edge(out).node if isinstance(out, Tensor) else out.node
 
 
-# --- gradients in tensors that are tracked below only ------------------------------------------------------------------
+# --- gradients in tensors that are tracked below only ----------------------------------------------------------------
 
 
 def _gradients(
@@ -158,8 +158,8 @@ def _gradients(
     if not pairs or differentiated or not all(isinstance(level, BatchLevel) and level.mapped(inputs[i]) for i in late):
         raise TransformError(
             at_user_line(
-                f"torch.autograd.grad: One of the differentiated Tensors does not require grad on this plane, {level!r}: "
-                f"input {late[0]} is tracked only outside the function",
+                f"torch.autograd.grad: One of the differentiated Tensors does not require grad on this plane, "
+                f"{level!r}: input {late[0]} is tracked only outside the function",
                 "x = x.requires_grad_()  # first thing in the function",
             )
         )
@@ -266,7 +266,7 @@ def begin_history(tensor: Any) -> None:
         apply_plainly(_Begin, tensor, _START)
 
 
-# --- many cotangents at once -------------------------------------------------------------------------------------------
+# --- many cotangents at once -----------------------------------------------------------------------------------------
 
 _grad = torch.autograd.grad
 
@@ -285,7 +285,7 @@ def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwar
         return tuple([None if g is None else level.below(level.expanded, g) for g in found])
 
 
-# --- saved tensors -----------------------------------------------------------------------------------------------------
+# --- saved tensors ---------------------------------------------------------------------------------------------------
 
 
 class _Packing(threading.local):

@@ -29,7 +29,7 @@ class Behind(TorchDispatchMode):
 def set_modes_aside() -> list[Any]:
     """Put every active mode behind a proxy; returns the modes as they were, for `bring_modes_back`.
 
-    torch's own (fake tensors, tracing) have places of their own on the stack, and let unknown tensors pass by themselves.
+    torch's own (fake tensors, tracing) have places of their own on the stack, and let unknown tensors pass.
     """
     modes = [dispatch_mode_at(i) for i in range(dispatch_mode_count())]
     modes = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]

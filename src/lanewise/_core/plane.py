@@ -174,9 +174,10 @@ def lift(wrapper: Plane) -> None:
     elif not isinstance(wrapper.origin[0], Plane):
         raise CapturedWriteError(
             at_user_line(
-                f"{wrapper.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a Tensor "
-                f"`other` in extra_args that has more elements than `self`: a value of this level would be written into "
-                f"{list(wrapper.shape)}, the memory of a tensor from outside the function (through its `detach()`)",
+                f"{wrapper.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a "
+                f"Tensor `other` in extra_args that has more elements than `self`: a value of this level would be "
+                f"written into {list(wrapper.shape)}, the memory of a tensor from outside the function (through its "
+                "`detach()`)",
                 "t = t.detach().clone()  # inside the function",
             )
         )
