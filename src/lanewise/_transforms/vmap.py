@@ -87,7 +87,10 @@ def vmap(
     check_randomness(randomness)
     check_chunk_options("vmap", chunk_size, memory_budget)
     direct = chunk_size is None and axis_size is None and not progress
-    front = direct and type(in_dims) is int and in_dims == 0 and type(out_dims) is int
+    # The commonest calls take no trees apart: `front` for dim 0 of every argument, `plain` for a dim or None for each.
+    short = direct and type(out_dims) is int
+    front = short and type(in_dims) is int and in_dims == 0
+    plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
     estimates: dict = {}
 
     @functools.wraps(func)
@@ -98,9 +101,11 @@ def vmap(
             )
         if peer_engine_active():
             raise refuse_peer("vmap")
-        if front and (size := _common_size(args)) >= 0:
+        size = _common_size(args) if front else _size_along(in_dims, args) if plain else -1
+        if size >= 0:
             with BatchLevel(size, randomness) as level:
-                out = func(*[level.wrap(arg) for arg in args], **kwargs)
+                lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
+                out = func(*lanes, **kwargs)
                 if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                     if not out.value.is_inference():
                         return out.value
@@ -143,6 +148,28 @@ def _common_size(args: tuple) -> int:
             return -1
         size = shape[0]
     return size
+
+
+def _size_along(in_dims: tuple, args: tuple) -> int:
+    """The number of lanes if all mapped arguments are tensors with as many in their dims, else -1."""
+    if len(in_dims) != len(args):
+        return -1
+    size = -1
+    for arg, dim in zip(args, in_dims):
+        if dim is None:
+            continue
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
+            return -1
+        shape = arg.shape
+        if not -len(shape) <= dim < len(shape) or (size >= 0 and shape[dim] != size):
+            return -1
+        size = shape[dim]
+    return size
+
+
+def _lanes(level: BatchLevel, in_dims: tuple, args: tuple) -> list:
+    """The arguments as the function sees them."""
+    return [arg if dim is None else level.wrap(arg.movedim(dim, 0) if dim else arg) for arg, dim in zip(args, in_dims)]
 
 
 def run_lanes(
