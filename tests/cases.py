@@ -47,6 +47,11 @@ def ints(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Maker:
     return lambda g: torch.randint(high, shape, generator=g).to(dtype)
 
 
+def off_kinks(*shape: int) -> Maker:
+    """Numbers whose differences from `distinct` ones are far from 0, 1/2, 1, where losses have their kinks."""
+    return lambda g: torch.randint(5, shape, generator=g).to(torch.float64) / 2 + 0.3
+
+
 def bools(*shape: int) -> Maker:
     """Coin flips."""
     return lambda g: torch.rand(shape, generator=g) < 0.5
@@ -428,7 +433,7 @@ NETWORK = [
     Case(
         "mse_l1_huber",
         lambda x, y: F.mse_loss(x, y) + F.l1_loss(x, y) + F.huber_loss(x, y) + F.smooth_l1_loss(x, y, beta=0.5),
-        (normal(4), normal(4)),
+        (distinct(4), off_kinks(4)),
     ),
     Case("cross_entropy", lambda x, i: F.cross_entropy(x, i), (normal(3, 4), ints(4, 3))),
     Case("cross_entropy_one", lambda x, i: F.cross_entropy(x, i, label_smoothing=0.1), (normal(4), ints(4))),
