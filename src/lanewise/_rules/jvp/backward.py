@@ -24,7 +24,6 @@ linear(
     aten.diagonal_backward.default,
     aten.embedding_dense_backward.default,
     aten.hardshrink_backward.default,
-    aten.hardsigmoid_backward.default,
     aten.hardtanh_backward.default,
     aten.leaky_relu_backward.default,
     aten.max_pool2d_with_indices_backward.default,
@@ -83,7 +82,18 @@ def _log_sigmoid_curvature(x):
     return s * (s - 1)
 
 
+def _logit_backward(g, x, eps):
+    limit = 0 if eps is None or eps < 0 else eps
+    slope = g / (x * (1 - x))
+    return slope.masked_fill((x < limit) | (x > 1 - limit), math.nan if eps is None or eps < 0 else 0)
+
+
 # fmt: off
+elementwise(
+    aten.hardsigmoid_backward.default,
+    lambda t, y, g, x: (t / 6).masked_fill(x.abs() >= 3, 0),
+    None,
+)
 elementwise(
     aten.elu_backward.default,
     lambda t, y, g, *rest: aten.elu_backward.default(t, *rest),
@@ -107,8 +117,8 @@ elementwise(
 )
 elementwise(
     aten.logit_backward.default,
-    lambda t, y, g, x, eps=None: aten.logit_backward.default(t, x, eps),
-    lambda t, y, g, x, eps=None: aten.logit_backward.default(t * y, x, eps) * (2 * x - 1),
+    lambda t, y, g, x, eps=None: _logit_backward(t, x, eps),
+    lambda t, y, g, x, eps=None: _logit_backward(t * g, x, eps) * (2 * x - 1) / (x * (1 - x)),
 )
 elementwise(
     aten.sigmoid_backward.default,

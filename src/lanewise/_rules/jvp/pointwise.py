@@ -21,6 +21,12 @@ _LN10 = math.log(10)
 _ROOT_PI = math.sqrt(math.pi)
 
 
+def _logit_tangent(t, x, eps):
+    limit = 0 if eps is None or eps < 0 else eps
+    tangent = t / (x * (1 - x))
+    return tangent.masked_fill((x < limit) | (x > 1 - limit), math.nan if eps is None or eps < 0 else 0)
+
+
 def _silu_slope(x, y):
     s = x.sigmoid()
     return s + y * (1 - s)
@@ -82,13 +88,13 @@ elementwise(
 )
 elementwise(aten.frac.default, lambda t, y, x: t)
 elementwise(aten.hardshrink.default, lambda t, y, x, limit=0.5: aten.hardshrink_backward.default(t, x, limit))
-elementwise(aten.hardsigmoid.default, lambda t, y, x: aten.hardsigmoid_backward.default(t, x))
+elementwise(aten.hardsigmoid.default, lambda t, y, x: (t / 6).masked_fill(x.abs() >= 3, 0))
 elementwise(aten.hardswish.default, lambda t, y, x: aten.hardswish_backward.default(t, x))
 elementwise(aten.hardtanh.default, lambda t, y, x, low=-1, high=1: aten.hardtanh_backward.default(t, x, low, high))
 elementwise(
     aten.leaky_relu.default, lambda t, y, x, slope=0.01: aten.leaky_relu_backward.default(t, x, slope, False)
 )
-elementwise(aten.logit.default, lambda t, y, x, eps=None: aten.logit_backward.default(t, x, eps))
+elementwise(aten.logit.default, lambda t, y, x, eps=None: _logit_tangent(t, x, eps))
 elementwise(aten.mish.default, lambda t, y, x: t * _mish_slope(x))
 elementwise(aten.relu.default, lambda t, y, x: aten.threshold_backward.default(t, y, 0))
 elementwise(aten.silu.default, lambda t, y, x: t * _silu_slope(x, y))
