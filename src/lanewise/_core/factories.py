@@ -26,8 +26,6 @@ from lanewise._torch_compat import (
 )
 
 _hooked: set[OpOverload] = set()
-_fallthrough = torch.library.Library("_", "IMPL")
-_fallthrough.fallback(torch.library.fallthrough_kernel, FACTORY_KEY_NAME)
 _kernels = torch.library.Library("aten", "IMPL")
 
 
@@ -62,6 +60,48 @@ def adopt_results_of_name(name: str) -> None:
     route_name(name, made)
 
 
+def join_lists_in(name: str) -> None:
+    """Let `torch.<name>`, given a nested list that holds wrappers, stack them: torch reads each as a Python number."""
+    plain = getattr(torch, name)
+
+    @functools.wraps(plain)
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_level() is None or not isinstance(data, (list, tuple)):
+            return plain(data, *args, **kwargs)
+        leaves = list(_leaves(data))
+        if not any(isinstance(leaf, Plane) for leaf in leaves):
+            return plain(data, *args, **kwargs)
+        dtype = args[0] if args else kwargs.get("dtype")
+        device = args[1] if len(args) > 1 else kwargs.get("device")
+        if dtype is None:
+            for leaf in leaves:
+                kind = leaf.dtype if isinstance(leaf, Tensor) else plain(leaf).dtype
+                dtype = kind if dtype is None else torch.promote_types(dtype, kind)
+        home = next(leaf.device for leaf in leaves if isinstance(leaf, Plane)) if device is None else device
+        out = _joined(data, dtype, home)
+        return out.requires_grad_() if kwargs.get("requires_grad") else out
+
+    route_name(name, made)
+
+
+def _leaves(data: Any) -> Any:
+    for entry in data:
+        if isinstance(entry, (list, tuple)):
+            yield from _leaves(entry)
+        else:
+            yield entry
+
+
+def _joined(data: Any, dtype: Any, device: Any) -> Tensor:
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_joined(entry, dtype, device) for entry in data])
+    if isinstance(data, Tensor):
+        if data.numel() != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return data.detach().reshape(()).to(dtype=dtype, device=device)
+    return torch.full((), data, dtype=dtype, device=device)
+
+
 def keep_factories_plain_inside(*ops: OpOverload) -> None:
     """Shield these overloads, whose backend kernels call factories and read their memory."""
     for op in ops:
@@ -84,9 +124,11 @@ def _on_plane(operand: Tensor, level: Level) -> bool:
 
 def _factory_kernel(op: OpOverload) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
+        # Inside a kernel, where view tracking is off, the tensor is for the kernel itself.
+        inside_a_kernel = tls_is_excluded(ADINPLACE_OR_VIEW_KEY)
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
-            if level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
+            if inside_a_kernel or level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
                 return op(*args, **kwargs)
             return level.factory(op, args, kwargs)
 

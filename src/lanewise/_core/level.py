@@ -12,6 +12,7 @@ from lanewise._core.modes import bring_modes_back, set_modes_aside
 from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
+    FACTORY_KEY_NAME,
     ForceDispatchKeyGuard,
     dispatch_mode_count,
     include_key,
@@ -23,6 +24,10 @@ from lanewise._torch_compat import (
 )
 
 _order = itertools.count(1)
+
+# Operations that are not routed (see factories.py) pass the key that an open level switches on.
+_fallthrough = torch.library.Library("_", "IMPL")
+_fallthrough.fallback(torch.library.fallthrough_kernel, FACTORY_KEY_NAME)
 
 
 class _Stack(threading.local):
