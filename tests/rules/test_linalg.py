@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lanewise import vmap
+from tests.oracles import assert_same
 from tests.rules.lanes import check, ints, normal
 
 L = torch.linalg
@@ -159,3 +160,17 @@ def test_unmapped_matrix_is_factored_once(monkeypatch):
     monkeypatch.setattr("lanewise._rules.batch.linalg.aten._linalg_solve_ex", count, raising=False)
     vmap(lambda b: L.solve(torch.eye(3), b))(torch.ones(7, 3))
     assert calls == [([3, 3], [3, 7])]
+
+
+@pytest.mark.parametrize(
+    "f", [L.det, lambda a: L.slogdet(a)[1], lambda a: L.solve(a, a[0]).sum(), lambda a: L.inv(a).sum()]
+)
+def test_gradient_with_lanes_far_apart_in_memory(f):
+    a = torch.randn(6, 3, 3, dtype=torch.float64)
+
+    def slope(a):
+        a = a.view_as(a).requires_grad_()
+        return torch.autograd.grad(f(a), a)[0]
+
+    for lanes in (a[::2], a.mT[1::2], a[:3].permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+        assert_same(vmap(slope)(lanes), torch.stack([slope(lane) for lane in lanes]))

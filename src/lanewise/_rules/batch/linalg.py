@@ -110,35 +110,30 @@ def triangular_solve(level, rhs, a, upper=True, transpose=False, unitriangular=F
 # --- LU factors that backward formulas save --------------------------------------------------------------------------
 
 
-def laid_out_as(level: BatchLevel, value: Tensor, matrix: Tensor) -> Tensor:
-    """The value of a matrix, contiguous where the matrix is as seen from this plane.
-
-    torch's kernels factor the transpose of a contiguous real matrix, and its backward formulas ask again whether the
-    matrix is contiguous, but ask the one they saved, which is of this plane.
-    """
-    return value.contiguous() if matrix.is_contiguous() else value
-
-
-def differentiable_factors(matrix: Tensor, factors: list[Tensor], transposed: bool) -> list[Tensor]:
-    """LU and pivots with a derivative where somebody below may want one.
+def differentiable_factors(matrix: Tensor, factors: list[Tensor]) -> list[Tensor]:
+    """LU and pivots of a matrix, with a derivative where somebody below may want one.
 
     torch gives the factors that it saves none: with grad mode on, its backward formulas do without them. On this plane
     a backward pass runs with grad mode off and takes them, while the plane below may be recording.
     """
     if not is_tracked(matrix):
         return factors
-    lu, pivots, *rest = torch.linalg.lu_factor_ex(matrix.mT if transposed else matrix)
+    lu, pivots, _ = torch.linalg.lu_factor_ex(matrix)
     return [lu, pivots, *factors[2:]]
 
 
 def _factored(op):
     @lane_rule(op)
     def determinant(level, a):
-        """a [B, *batch, n, n] -> the determinant, or its sign and logarithm, then LU and pivots"""
-        value = laid_out_as(level, a.value, a)
+        """a [B, *batch, n, n] -> the determinant, or its sign and logarithm, then LU and pivots
+
+        torch's kernel factors the transpose of a contiguous real matrix, and the backward formula asks again whether
+        the matrix is contiguous, but asks the one that it saved, which is of this plane.
+        """
+        value = a.value.contiguous() if a.is_contiguous() else a.value
         *out, lu, pivots = op(value)
         transposed = a.is_contiguous() and not a.is_complex()
-        return (*out, *differentiable_factors(value, [lu, pivots], transposed))
+        return (*out, *differentiable_factors(value.mT if transposed else value, [lu, pivots]))
 
 
 _factored(aten._linalg_det.default)
@@ -156,12 +151,11 @@ def solve_ex(level, a, b, *, left=True, check_errors=False):
     if vectors and left:
         rhs, rhs_dims = rhs.unsqueeze(-1), rhs_dims + 1
     options = {"left": left, "check_errors": check_errors}
-    matrix = laid_out_as(level, level.physical(a), a)
-    transposed = a.is_contiguous() and not a.is_complex()
+    matrix = level.physical(a)
     if level.size > 0 and not level.mapped(a):
         x, *factors = aten._linalg_solve_ex(matrix, fold_into_columns(level, rhs, left), **options)
         x = unfold_columns(level, x, left)
-        factors = [t.expand(level.size, *t.shape) for t in differentiable_factors(matrix, factors, transposed)]
+        factors = [t.expand(level.size, *t.shape) for t in differentiable_factors(matrix, factors)]
     else:
         batch = max(a.dim(), rhs_dims) - 2
         padded = _pad_batch(level, matrix, a.dim() - 2, batch) if level.mapped(a) else matrix
@@ -170,7 +164,7 @@ def solve_ex(level, a, b, *, left=True, check_errors=False):
         x, lu, pivots, info = aten._linalg_solve_ex(padded, rhs, **options)
         own = matrix.shape[:-2]
         factors = [lu.reshape(matrix.shape), pivots.reshape(*own, a.shape[-1]), info.reshape(own)]
-        factors = differentiable_factors(matrix, factors, transposed)
+        factors = differentiable_factors(matrix, factors)
         factors = [t if level.mapped(a) else t.expand(level.size, *t.shape) for t in factors]
     return (x.squeeze(-1) if vectors and left else x, *factors)
 
