@@ -194,3 +194,24 @@ def test_blank_leaves_and_modules():
     got = vmap(f, randomness="same")(xs)
     torch.manual_seed(0)
     torch.testing.assert_close(got, torch.nn.Linear(2, 2)(xs))
+
+
+TENSORS = {
+    "tensor": lambda x: torch.tensor([x[0], x[1]]),
+    "nested": lambda x: torch.tensor([[x[0], 1.0], [2, x[1]]]),
+    "of one element": lambda x: torch.tensor([x[:1], x[1]]),
+    "as_tensor": lambda x: torch.as_tensor([[x[1], x[0] + 1]]),
+    "dtype": lambda x: torch.tensor((x[0], 3), dtype=torch.float32),
+    "promoted": lambda x: torch.tensor([x[0].float(), 1, True]),
+    "numbers": lambda x: torch.tensor([1, 2]) + x[0],
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_of_lane_values(name):
+    def detached(x):
+        return TENSORS[name](x.detach())
+
+    check(detached, normal(2), grad=False)
+    leaf = vmap(lambda x: torch.tensor([x[0], x[1]], requires_grad=True).requires_grad * x)(torch.ones(2, 2))
+    assert leaf.tolist() == [[1.0, 1.0], [1.0, 1.0]]

@@ -212,3 +212,13 @@ def test_no_lanes():
     for name, (f, _) in DRAWS.items():
         out = vmap(f, randomness="different")(torch.zeros(0, 4))
         assert out.shape[1:] == f(odds(4)).shape, name
+
+
+@pytest.mark.parametrize("name", ["normal mean", "normal std", "normal both", "bernoulli", "poisson"])
+def test_draws_have_the_derivative_zero(name):
+    f, _ = DRAWS[name]
+    xs = odds(3, 4).requires_grad_()
+    out = drawn(f, xs, randomness="different")
+    assert out.requires_grad
+    (grad,) = torch.autograd.grad(out.sum(), xs)
+    assert not grad.any()

@@ -124,11 +124,11 @@ def _on_plane(operand: Tensor, level: Level) -> bool:
 
 def _factory_kernel(op: OpOverload) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
-        # Inside a kernel, where view tracking is off, the tensor is for the kernel itself.
-        inside_a_kernel = tls_is_excluded(ADINPLACE_OR_VIEW_KEY)
+        # View tracking is off here also for the user's own call: torch's binding of torch.arange and its kin is like a
+        # kernel in that. So kernels that call factories are shielded one by one.
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
-            if inside_a_kernel or level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
+            if level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
                 return op(*args, **kwargs)
             return level.factory(op, args, kwargs)
 

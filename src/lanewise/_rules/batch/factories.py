@@ -8,6 +8,7 @@ from lanewise._core.factories import (
     adopt_copies_by,
     adopt_results_of,
     adopt_results_of_name,
+    join_lists_in,
     keep_factories_plain_inside,
     route,
 )
@@ -42,6 +43,8 @@ route(aten._efficientzerotensor.default, lambda size, **options: aten.zeros.defa
 adopt_copies_by(aten._to_copy.default, aten.clone.default)
 for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
+for _name in ("as_tensor", "tensor"):
+    join_lists_in(_name)
 
 # Found by running torch's op_db with the factory routing switched on and counting calls from inside each kernel.
 keep_factories_plain_inside(

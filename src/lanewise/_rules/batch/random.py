@@ -151,6 +151,19 @@ def fill(level, op, x, *args, **options):
     return x
 
 
+def tied(level: BatchLevel, out: Tensor, *parameters: Any) -> Tensor:
+    """`out` as a function of its parameters that has the derivative zero, which is torch's."""
+    for x in parameters:
+        if isinstance(x, Tensor):
+            below = level.physical(x)
+            if below.requires_grad and torch.is_grad_enabled():
+                lanes = below.shape[:1] if level.mapped(x) else ()
+                rank = out.dim() - len(lanes) - x.dim()
+                never = torch.zeros((), dtype=torch.bool, device=x.device)
+                out = torch.where(never, below.reshape(*lanes, *[1] * rank, *x.shape).to(out.dtype), out)
+    return out
+
+
 # --- numbers from parameters -----------------------------------------------------------------------------------------
 
 
@@ -176,7 +189,7 @@ def normal(level, op, mean, std=1.0, *, generator=None):
             return below
         return below.reshape(level.size, *[1] * (len(shape) - arg.dim()), *arg.shape)
 
-    out = (numbers * enter(std) + enter(mean)).to(given[0].dtype)
+    out = tied(level, (numbers * enter(std) + enter(mean)).to(given[0].dtype), *given)
     lanes = level.randomness == "different" or any(level.mapped(arg) for arg in given)
     return level.wrap(out) if lanes else level.adopt(out)
 
@@ -190,7 +203,8 @@ def bernoulli(level, op, p, *, generator=None):
         return own(level, op(for_all(level, p), generator=generator))
     if level.randomness == "same":
         raise same_with_lanes(op)
-    return level.wrap((standard(level, torch.rand, p.shape, p, generator) < p.value).to(p.dtype))
+    out = (standard(level, torch.rand, p.shape, p, generator) < p.value).to(p.dtype)
+    return level.wrap(tied(level, out, p))
 
 
 @random_rule(aten.bernoulli.Tensor, aten.bernoulli_.Tensor)
