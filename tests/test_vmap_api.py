@@ -227,6 +227,17 @@ def test_no_lanes_at_all():
     assert lw.vmap(lw.grad(lambda a: (a**2).sum()))(x).shape == (0, 3)
 
 
+def test_a_returned_argument_is_an_alias():
+    x = seeded(B, 2)
+    for got in (lw.vmap(lambda a: a)(x), lw.vmap(lambda a: (a, 1))(x)[0], lw.vmap(lambda a: a, in_dims=-2)(x)):
+        assert got is not x and got.equal(x)
+        got.requires_grad_()
+        assert not x.requires_grad
+    parameter = torch.nn.Parameter(x)
+    got = lw.vmap(lambda a: a)(parameter)
+    assert got.requires_grad and not got.is_leaf
+
+
 def test_history_goes_through():
     x, w = seeded(B, 2).requires_grad_(), seeded(2, seed=1).requires_grad_()
     got = lw.vmap(lambda a: (a * w).sum())(x)

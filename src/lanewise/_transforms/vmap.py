@@ -1,7 +1,7 @@
 """`vmap`: one function of one example, run for all examples at once."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -107,9 +107,10 @@ def vmap(
                 lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
                 out = func(*lanes, **kwargs)
                 if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
-                    if not out.value.is_inference():
-                        return out.value
-                leaves, dims, spec = leave(level, out, out_dims, func)
+                    value = out.value
+                    if not value.is_inference() and not _is_one_of(value, args):
+                        return value
+                leaves, dims, spec = leave(level, out, out_dims, func, args)
             return unflatten(leaves, spec)
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
         check_out_dims(call, out_dims)
@@ -150,6 +151,14 @@ def _common_size(args: tuple) -> int:
     return size
 
 
+def _is_one_of(value: Tensor, args: tuple) -> bool:
+    """Whether `value` is an argument itself."""
+    for arg in args:
+        if value is arg:
+            return True
+    return False
+
+
 def _size_along(in_dims: tuple, args: tuple) -> int:
     """The number of lanes if all mapped arguments are tensors with as many in their dims, else -1."""
     if len(in_dims) != len(args):
@@ -186,11 +195,15 @@ def run_lanes(
             lanes[position] = level.wrap(value if length == total else value.narrow(0, start, length))
         args, kwargs = unflatten(lanes, spec)
         out = call.func(*args, **kwargs)
-        return leave(level, out, out_dims, call.func)
+        return leave(level, out, out_dims, call.func, leaves)
 
 
-def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable) -> tuple[list, list, Spec]:
-    """The leaves of a result on the plane below, lanes at their dims; the dims, and the structure."""
+def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable, given: Sequence) -> tuple[list, list, Spec]:
+    """The leaves of a result on the plane below, lanes at their dims; the dims, and the structure.
+
+    An argument that is returned comes back as an alias: what is done to the result's metadata is not done to it.
+    """
+    own = {id(leaf) for leaf in given}
     if isinstance(out, Tensor) and isinstance(out_dims, tuple) and len(out_dims) == 1:
         out_dims = out_dims[0]
     try:
@@ -198,7 +211,9 @@ def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable) -> tuple[l
     except PrefixMismatch as mismatch:
         raise out_dims_mismatch(func, out_dims, flatten(out)[1], mismatch) from None
     for position, (leaf, dim) in enumerate(zip(leaves, dims)):
-        leaves[position] = leave_leaf(level, leaf, dim, (func, out, position))
+        value = leave_leaf(level, leaf, dim, (func, out, position))
+        alias = dim is not None and isinstance(value, Tensor) and id(value) in own
+        leaves[position] = value.view_as(value) if alias else value
     return leaves, dims, spec
 
 
