@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from lanewise._core.level import Level
 from lanewise._core.plane import (
@@ -20,7 +19,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
-from lanewise._torch_compat import forbid_data_pointer
+from lanewise._torch_compat import OpOverload, forbid_data_pointer
 from lanewise.errors import TransformError, at_user_line
 
 

@@ -7,9 +7,13 @@ A mode entered inside the function sees the operations that the function asks fo
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from lanewise._torch_compat import dispatch_mode_at, dispatch_mode_count, pop_dispatch_mode, push_dispatch_mode
+from lanewise._torch_compat import (
+    TorchDispatchMode,
+    dispatch_mode_at,
+    dispatch_mode_count,
+    pop_dispatch_mode,
+    push_dispatch_mode,
+)
 
 
 class Behind(TorchDispatchMode):
