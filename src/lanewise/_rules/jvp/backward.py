@@ -8,7 +8,7 @@ import math
 import torch
 
 from lanewise._core.plane import tracked
-from lanewise._rules.jvp.families import decomposed, elementwise, jvp_rule, linear
+from lanewise._rules.jvp.families import decomposed, elementwise, jvp_rule, linear, multilinear
 
 aten = torch.ops.aten
 
@@ -49,6 +49,29 @@ linear(
     aten.upsample_nearest3d_backward.default,
     aten.upsample_trilinear3d_backward.default,
 )
+
+
+multilinear(aten._embedding_bag_per_sample_weights_backward.default)
+
+
+def _embedding_bag_backward(op, position):
+    """Linear in g, and in the weights of the samples, which stand at `position`."""
+
+    def rule(level, *args):
+        primals = [level.primal(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        total = None
+        for place in (0, position):
+            t = level.tangent(args[place])
+            if t is not None:
+                part = op(*primals[:place], t, *primals[place + 1 :])
+                total = part if total is None else total + part
+        return op(*primals), total
+
+    jvp_rule(op)(rule)
+
+
+_embedding_bag_backward(aten._embedding_bag_backward.default, 10)
+_embedding_bag_backward(aten._embedding_bag_dense_backward.default, 8)
 
 
 def _gelu_curvature(x, approximate):

@@ -238,6 +238,17 @@ def segment_reduce(level, x, reduce, *, axis=0, initial=None, **segments):
     return out, aten.segment_reduce.default(slope * x.tangent, "sum", axis=axis, initial=0, **segments)
 
 
+@jvp_rule(aten._segment_reduce_backward.default)
+def segment_reduce_backward(level, g, y, x, reduce, **options):
+    """Linear in g, and in nothing else but for products"""
+    if reduce == "prod":
+        return torch_jvp(level, aten._segment_reduce_backward.default, g, y, x, reduce, **options)
+    t = level.tangent(g)
+    (g, y, x), options = replace_tensors(level.primal, (g, y, x), options)
+    out = aten._segment_reduce_backward.default(g, y, x, reduce, **options)
+    return out, None if t is None else aten._segment_reduce_backward.default(t, y, x, reduce, **options)
+
+
 # --- products: torch divides by the elements, which is wrong twice differentiated at zeros ----------------------------
 
 

@@ -100,7 +100,8 @@ def native_primal(level, x, *rest):
 
 def _refits(op, twin):
     def rule(level: DualLevel, *args, **kwargs):
-        return refit(args[0], twin(*args, **kwargs), op, args, kwargs)
+        before = level.alias(args[0])  # what the view is a view of; the wrapper itself would be its own parent
+        return refit(args[0], twin(before, *args[1:], **kwargs), op, args, kwargs)
 
     rule_on_plane(op)(rule)
 
