@@ -580,3 +580,77 @@ def test_writing_through_detach_of_a_captured_tensor():
     with pytest.raises(RuntimeError, match="inplace arithmetic"):
         vmap(lambda x: total.detach()[:2].add_(x[:2]))(XS)
     assert_same(total, torch.ones(3, dtype=torch.float64))
+
+
+def per_sample_gradients(x, w):
+    """What a loop over examples is often written for."""
+    w.grad = None
+    (x.detach() * w).sin().sum().backward()
+    return w.grad.clone()
+
+
+def test_grad_of_a_shared_leaf_read_inside():
+    """Each lane reads its own gradient; afterwards there is one, the sum, as if nothing had been cleared."""
+    w = W.clone().requires_grad_()
+    got = vmap(lambda x: per_sample_gradients(x, w))(XS)
+    assert_same(got, torch.stack([per_sample_gradients(x, W.clone().requires_grad_()) for x in XS]))
+    assert type(w.grad) is torch.Tensor
+    assert_same(w.grad, got.sum(0))
+    nested = vmap(vmap(lambda x: per_sample_gradients(x, w)))(XS.reshape(2, 2, 3))
+    assert_same(nested, got.reshape(2, 2, 3))
+    assert_same(w.grad, got.sum(0))
+
+
+def test_per_sample_gradients_of_a_module():
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+    def f(x):
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+        return [p.grad.clone() for p in layer.parameters()]
+
+    got = vmap(f)(XS)
+    want = [torch.stack(rows) for rows in zip(*[f(x) for x in XS], strict=True)]
+    assert_same(got, want)
+
+
+def test_grad_of_a_shared_leaf_changed_inside():
+    """Clipped in place, added to twice, with something there before."""
+
+    def f(x, w, clear):
+        if clear:
+            w.grad = torch.zeros(3, dtype=torch.float64)
+        for _ in range(2):
+            (x.detach() * w).sin().sum().backward()
+        w.grad.mul_(1 / w.grad.norm().clamp(min=1.0))
+        return w.grad + 0
+
+    w = W.clone().requires_grad_()
+    got = vmap(lambda x: f(x, w, clear=True))(XS)
+    want = torch.stack([f(x, W.clone().requires_grad_(), clear=True) for x in XS])
+    assert_same(got, want)
+    assert type(w.grad) is torch.Tensor
+    assert_same(w.grad, want.sum(0))
+    before = w.grad.clone()
+    with pytest.raises(ZeroDivisionError):
+        vmap(lambda x: ((x * w).sum().backward(), 1 / 0)[1])(XS)
+    assert type(w.grad) is torch.Tensor
+    assert_same(w.grad, before + XS.sum(0))
+
+
+def test_optimizer_step_on_a_shared_leaf_is_refused():
+    """A loop would take one step after another, each from where the last one led."""
+    w = W.clone().requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=0.1, foreach=False)
+
+    def f(x):
+        optimizer.zero_grad()
+        (x * w).sum().backward()
+        optimizer.step()
+        return x
+
+    with pytest.raises(RuntimeError, match="inplace arithmetic"):
+        vmap(f)(XS)
+    assert type(w.grad) is torch.Tensor
+    assert_same(w.detach(), W)

@@ -43,6 +43,8 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
         raise escaped(level, "backward")
     retain_graph, create_graph, inputs = args[:3]
     if kwargs.get("accumulate_grad"):
+        if inputs and isinstance(level, BatchLevel) and level.alive:
+            return accumulate_per_lane(level, outputs, cotangents, args, kwargs)
         if inputs:
             return _with_lane_sums(level, outputs, cotangents, args, kwargs)
         return _accumulate(level, outputs, cotangents, args, kwargs)
@@ -58,10 +60,10 @@ def _accumulate(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], a
     """`.grad` of every leaf, on this plane by its own graph, on planes below by theirs."""
     retain_graph, create_graph = args[:2]
     pairs = _pairs_below(level, outputs, cotangents)
-    if not pairs:
-        return _with_lane_sums(level, outputs, cotangents, args, kwargs)
     below = frozenset([id(node.variable) for node in leaf_nodes([out for out, _ in pairs])])
     leaves = [node.variable for node in leaf_nodes(outputs)]
+    if isinstance(level, BatchLevel) and level.alive and below.issubset(map(id, leaves)):
+        return accumulate_per_lane(level, outputs, cotangents, args, kwargs)
     here = tuple([leaf for leaf in leaves if id(leaf) not in below and leaf is not _START])
     if here:
         # Naming the inputs is left out where all are meant: a reentrant checkpoint refuses it.
@@ -70,9 +72,11 @@ def _accumulate(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], a
     elif level in retaining and leaves:
         outs, cots = _recorded_only(level, outputs, cotangents)
         run_backward(outs, cots, True, create_graph, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
-    return level.below(
-        torch.autograd.backward, [out for out, _ in pairs], [cot for _, cot in pairs], retain_graph, create_graph
-    )
+    if pairs:
+        level.below(
+            torch.autograd.backward, [out for out, _ in pairs], [cot for _, cot in pairs], retain_graph, create_graph
+        )
+    return ()
 
 
 # The levels on which `retain_grad` was called; elsewhere a graph without leaves of its own need not run.
@@ -135,6 +139,119 @@ def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
 
 def _node(out: Any) -> Any:
     return torch.autograd.graph.get_gradient_edge(out).node if isinstance(out, Tensor) else out.node
+
+
+class _Shown:
+    """The `.grad` that a leaf of a plane below shows while a level is open: one for each lane.
+
+    Attributes:
+        leaf: The tensor that all lanes share.
+        base: Its gradient before.
+        added: The lanes' gradients, without the base.
+        grad: What it shows, and the version of that.
+    """
+
+    __slots__ = ("leaf", "base", "added", "grad", "version")
+
+    def __init__(self, leaf: Tensor) -> None:
+        self.leaf = leaf
+        self.base = leaf.grad
+        self.added: Tensor | None = None
+        self.grad: Tensor | None = None
+        self.version = 0
+
+
+# For each level with such leaves: the leaves by id.
+_shown: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def accumulate_per_lane(
+    level: BatchLevel, outputs: Sequence[Any], cotangents: Sequence[Any], args: tuple, kwargs: dict
+) -> Any:
+    """Run the graph of this plane. Until the level ends each lane sees its own gradient in `.grad` of a shared leaf."""
+    nodes = [node for node in leaf_nodes(outputs) if order(node.variable) < level.order and node.variable is not _START]
+    if not nodes:
+        return run_backward(*_recorded_only(None, outputs, cotangents), *args, **kwargs)
+    entries = _shown.get(level)
+    if entries is None:
+        entries = _shown[level] = {}
+        level.closing = [*(level.closing or ()), lambda: _settle(level)]
+    handles = []
+    for node in nodes:
+        leaf = node.variable
+        entry = entries.get(id(leaf))
+        if entry is None or leaf.grad is not entry.grad:
+            entry = entries[id(leaf)] = _Shown(leaf)
+            if entry.base is not None and not level.owns(entry.base):
+                leaf.grad = level.adopt(entry.base.clone())
+        handles.append(node.register_prehook(_noting(level, entry)))
+    try:
+        return run_backward(*_recorded_only(None, outputs, cotangents), *args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for entry in entries.values():
+            if entry.added is None:
+                entry.leaf.grad = entry.base
+            else:
+                entry.grad = entry.leaf.grad
+                entry.version = 0 if entry.grad is None else entry.grad._version
+        for key in [key for key, entry in entries.items() if entry.added is None]:
+            del entries[key]
+
+
+def _noting(level: BatchLevel, entry: _Shown) -> Any:
+    def prehook(grads: tuple) -> None:
+        for grad in grads:
+            if grad is not None:
+                grad = grad if isinstance(grad, Plane) and grad.level is level else level.adopt(grad)
+                entry.added = grad if entry.added is None else entry.added + grad
+
+    return prehook
+
+
+def _settle(level: BatchLevel) -> None:
+    """The level ends: what its shared leaves show becomes one gradient again, the sum over the lanes."""
+    for entry in _shown.pop(level).values():
+        leaf, shown = entry.leaf, entry.leaf.grad
+        place = order(leaf)
+        if shown is None or not level.owns(shown):
+            continue
+        untouched = shown is entry.grad and shown._version == entry.version
+        if untouched and not (entry.base is not None and level.owns(entry.base)):
+            leaf.grad, total = entry.base, _over_lanes(level, entry.added)
+        elif entry.base is None or level.owns(entry.base):
+            leaf.grad, total = None, _over_lanes(level, shown)
+        else:
+            leaf.grad, total = None, _over_lanes(level, shown) - entry.base * (level.size - 1)
+        if order(total) > place:
+            _show_on(total.level, leaf, total)
+        elif leaf.grad is None:
+            leaf.grad = total
+        elif leaf.grad.requires_grad or total.requires_grad:
+            leaf.grad = leaf.grad + total
+        else:
+            leaf.grad.add_(total)
+
+
+def _show_on(level: Any, leaf: Tensor, total: Any) -> None:
+    """The sum over the lanes of an inner level, shown on the level around it."""
+    entries = _shown.get(level)
+    if entries is None:
+        entries = _shown[level] = {}
+        level.closing = [*(level.closing or ()), lambda: _settle(level)]
+    entry = entries.get(id(leaf))
+    if entry is None or leaf.grad is not entry.grad:
+        entry = entries[id(leaf)] = _Shown(leaf)
+    entry.added = total if entry.added is None else entry.added + total
+    leaf.grad = entry.grad = total if leaf.grad is None else leaf.grad + total
+    entry.version = entry.grad._version
+
+
+def _over_lanes(level: BatchLevel, grad: Any) -> Any:
+    if level.mapped(grad):
+        return level.below(torch.sum, grad.value, 0)
+    return level.below(torch.mul, grad.value, level.size)
 
 
 # --- gradients in tensors that are tracked below only ----------------------------------------------------------------

@@ -85,6 +85,7 @@ class Level:
         parent: The level of the plane below, None if that is plain torch.
         alive: False once the transform has ended.
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
+        closing: What is to be done just before the level ends, None for nothing.
     """
 
     __slots__ = (
@@ -96,6 +97,7 @@ class Level:
         "parent",
         "alive",
         "modes",
+        "closing",
         "_before",
         "_aside",
         "__weakref__",
@@ -109,6 +111,7 @@ class Level:
         self.pinned: bool | None = None
         self.parent = current_level()
         self.alive = True
+        self.closing: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
         levels = _stack.levels
@@ -124,6 +127,9 @@ class Level:
 
     def __exit__(self, *exc: object) -> None:
         levels = _stack.levels
+        if self.closing:
+            for close in self.closing:
+                close()
         self.alive = False
         levels.remove(self)
         _stack.here = self._before
