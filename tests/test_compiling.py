@@ -54,6 +54,8 @@ def test_a_compiled_function_under_vmap():
     h = torch.compile(lambda a: a[0] * torch.ones(3, dtype=D) + torch.arange(3), backend="eager")
     torch.testing.assert_close(lw.vmap(h)(X), X[:, :1] + torch.arange(3))
     torch.testing.assert_close(h(V), V[0] + torch.arange(3))
+    asks = torch.compile(lambda a: a * 2 if a.requires_grad or a.dim() == 1 else a, backend="eager")
+    torch.testing.assert_close(lw.vmap(asks)(X), 2 * X)
 
 
 def test_options_that_torch_lacks_are_refused():

@@ -1,4 +1,4 @@
-"""The engine runs without the rules: planes, levels and lifting on three toy rules, in a process that loads only `_core`."""
+"""The engine runs without the rules: planes on three toy rules, in a process that loads only `_core`."""
 
 import pathlib
 import subprocess

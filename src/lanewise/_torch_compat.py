@@ -25,7 +25,7 @@ pytree = torch.utils._pytree
 # The class of one overload of an operation, to check what is registered; `type(torch.ops.aten.add.Tensor)` otherwise.
 OpOverload = torch._ops.OpOverload
 
-# Makes the wrapper tensors of a plane. Documented for tensor subclasses, private in name; without it there is no engine.
+# Makes the wrapper tensors of a plane. Documented for tensor subclasses, private in name; without it, no engine.
 make_wrapper = torch.Tensor._make_wrapper_subclass
 
 # Turns `__torch_function__` off for the wrappers, so that a call reaches the dispatcher directly (saves ~1 us a call).
@@ -60,7 +60,7 @@ FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
 
 # Its neighbour, for operations that are written out while reverse passes are nested. Without it, their higher
 # derivatives are as wrong as torch's own.
-ORDER_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
+ORDER_KEY = _dispatch_key("TESTING_ONLY_GenericWrapper")
 ORDER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
 ORDER_KEY_SET = DispatchKeySet(ORDER_KEY)
 
@@ -72,8 +72,8 @@ ADINPLACE_OR_VIEW_KEY = _dispatch_key("ADInplaceOrView")
 # takes the same operands in the same order.
 _SAME_METHOD = frozenset(
     "abs acos acosh add asin asinh atan atan2 atanh ceil cos cosh div eq erf erfc exp expm1 floor ge gt le log log10 "
-    "log1p log2 lt maximum minimum mul ne neg pow reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square sub tan "
-    "tanh trunc".split()
+    "log1p log2 lt maximum minimum mul ne neg pow reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square sub "
+    "tan tanh trunc".split()
 )
 
 _SAME_REDUCTION = frozenset(("aten::amax", "aten::amin", "aten::mean.dim", "aten::sum.dim_IntList"))
@@ -157,8 +157,9 @@ def saved_tensor_hooks() -> object:
 # The base of every autograd.Function; its `setup_context` tells new-style Functions from old-style ones.
 single_level_setup_context = torch.autograd.function._SingleLevelFunction.setup_context
 
-# The base of `Function` on which torch's own `apply` looks for the next one: an `apply` set here sees every application,
-# also through a bound `MyFunction.apply` that the user took earlier. Without it: replace `Function.apply` itself.
+# The base of `Function` on which torch's own `apply` looks for the next one: an `apply` set here sees every
+# application, also through a bound `MyFunction.apply` that the user took earlier. Without it: replace
+# `Function.apply` itself.
 AnyFunction = torch.autograd.function._SingleLevelFunction
 _apply = torch._C._FunctionBase.__dict__["apply"]
 
@@ -166,8 +167,6 @@ _apply = torch._C._FunctionBase.__dict__["apply"]
 def apply_plainly(cls: type, *args: object, **kwargs: object) -> Any:
     """Record a Function on the plane of its operands, whatever planes there are below."""
     return _apply.__get__(None, cls)(*args, **kwargs)
-
-
 
 
 def user_vmap_rule(op: Any) -> Callable | None:
@@ -181,12 +180,20 @@ BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 
 
 def forget_parametrized(owner: torch.nn.Module, name: str) -> None:
-    """Drop a tensor that `parametrize.cached()` keeps, so that a tensor given in its place is seen, and later is not."""
+    """Drop a tensor that `parametrize.cached()` keeps, so that one given in its place is seen, and later is not."""
     torch.nn.utils.parametrize._cache.pop((id(owner), name), None)
 
 
+def leave_to_python(function: object) -> None:
+    """Keep `torch.compile` from following a call of this function: it hands the call back to Python.
+
+    Without the mark: a compiled function that indexes a tensor of a plane is an error of the compiler.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def never_compile(function: object) -> None:
-    """Keep `torch.compile` from tracing this function and all that it calls, when a compiled function reaches it.
+    """Keep `torch.compile` from tracing this function and all that it calls: it breaks its graph there.
 
     The public `torch.compiler.disable` wraps the function, and imports the compiler (a second); where the hook is gone,
     a compiled function called inside a transform is an error of the compiler.
@@ -194,6 +201,7 @@ def never_compile(function: object) -> None:
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 # Autocast keys are left out below every plane: a value is cast once, on the plane where the user's code runs.
@@ -204,5 +212,5 @@ for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
 
 
 def operator_names(prefix: str) -> list[str]:
-    """Names of all operators that begin with `prefix`. Without the listing: write out the families that it is used for."""
+    """Names of all operators that begin with `prefix`. Without the listing: write out the families it is used for."""
     return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))

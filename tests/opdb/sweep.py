@@ -153,8 +153,8 @@ class _Child:
             timer.cancel()
         if answer:
             return json.loads(answer)
+        self.close()
         code = process.wait()
-        self.process = None
         if expired.is_set():
             status, detail = "timeout", f"no answer in {self.timeout:g} s"
         else:
@@ -165,10 +165,11 @@ class _Child:
         }  # fmt: skip
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and close its pipes."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.communicate()
+            self.process = None
 
 
 def sweep(

@@ -1,11 +1,10 @@
 """The batch plane: a tensor with lanes, and how an operation on it is carried out."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from typing_extensions import TypeGuard
 
 from lanewise._core.level import Level
 from lanewise._core.missing import find_rule

@@ -419,7 +419,7 @@ def reduce_to(grad: Tensor, shape: torch.Size) -> Tensor:
 
 def check_count(name: str, result: Any, count: int) -> tuple:
     """The gradients as a tuple, one for each operand."""
-    grads = result if isinstance(result, tuple) else (result,)
+    grads: Any = result if isinstance(result, tuple) else (result,)
     while len(grads) > count and grads[-1] is None:
         grads = grads[:-1]
     if len(grads) != count:

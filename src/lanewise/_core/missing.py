@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
 from lanewise._core.random import check_random, is_random, same_with_lanes
-from lanewise._core.user_rules import by_user_rule
 from lanewise._core.rules import Rule, RuleTable
+from lanewise._core.user_rules import by_user_rule
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
@@ -128,7 +128,7 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     outs = []
     for lane in range(level.size):
 
-        def take(tensor: Tensor, lane: int = lane) -> Tensor:
+        def take(tensor: Any, lane: int = lane) -> Tensor:
             return tensor.value.select(0, lane) if level.mapped(tensor) else level.physical(tensor)
 
         lane_args, lane_kwargs = replace_tensors(take, args, kwargs)
@@ -164,7 +164,7 @@ def stack_results(func: OpOverload, outs: list) -> Any:
 def _no_lanes(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """Shapes and dtypes of an empty batch, from one call on a lane of zeros."""
 
-    def blank(tensor: Tensor) -> Tensor:
+    def blank(tensor: Any) -> Tensor:
         return tensor.value.new_zeros(tensor.shape) if level.mapped(tensor) else level.physical(tensor)
 
     blank_args, blank_kwargs = replace_tensors(blank, args, kwargs)

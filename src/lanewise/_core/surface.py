@@ -19,7 +19,7 @@ from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._core.subscripts import get_item, set_item
-from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
+from lanewise._torch_compat import current_graph_task_id, leave_to_python, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -399,6 +399,8 @@ def _to_dlpack(tensor: Any) -> Any:
 Tensor.detach = _detach_plain  # type: ignore[method-assign]
 torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack
 
+for _method in (Surface.__getitem__, Surface.__setitem__):
+    leave_to_python(_method)
 for _name, _method in list(vars(Surface).items()):
     if _name not in ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"):
         setattr(Plane, _name, _method)

@@ -4,6 +4,7 @@ This is the one place that hands work to torch.func. Outside of compilation noth
 """
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,9 +14,13 @@ from lanewise._core.plane import Plane
 from lanewise._torch_compat import never_compile
 from lanewise.errors import TransformError
 
-# A compiled function that meets tensors of a plane runs uncompiled: their handlers are not for the compiler.
+# A compiled function that meets tensors of a plane runs uncompiled: their handlers and methods are not for tracing.
 for _plane in (Plane, BatchTensor):
-    never_compile(_plane.__dict__["__torch_dispatch__"].__func__)
+    for _entry in vars(_plane).values():
+        for _part in ("__func__", "fget", "fset"):
+            _function = getattr(_entry, _part, _entry)
+            if isinstance(_function, FunctionType):
+                never_compile(_function)
 
 # Whether this code is being traced by `torch.compile`; the compiler takes the answer for a constant.
 is_compiling = torch.compiler.is_compiling

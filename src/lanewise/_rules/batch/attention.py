@@ -38,15 +38,15 @@ def _fold_mask(level: BatchLevel, mask: Tensor | None, images: int) -> Tensor | 
 def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """query [B, N, H, L, E], key and value [B, N, H, S, E] -> out [B, N, H, L, E], logsumexp [B, N, H, L]"""
     lanes, images = level.size, query.shape[0]
-    folded = [_fold(level, t) for t in (query, key, value)]
+    q, k, v = (_fold(level, t) for t in (query, key, value))
     mask = _fold_mask(level, attn_mask, images)
     if mask is not None and mask.requires_grad:
         # Seen from this plane the mask needs no gradient, so torch chose a kernel that gives it none.
-        scores = _scores(*folded[:2], mask, is_causal, scale)
-        parts = torch._safe_softmax(scores, -1) @ folded[2], scores.logsumexp(-1)
+        scores = _scores(q, k, mask, is_causal, scale)
+        parts = aten._safe_softmax(scores, -1) @ v, scores.logsumexp(-1)
     else:
         parts = aten._scaled_dot_product_flash_attention_for_cpu(
-            *folded, dropout_p, is_causal, attn_mask=mask, scale=scale
+            q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale
         )
     return tuple(t.unflatten(0, (lanes, images)) for t in parts)
 
@@ -60,13 +60,13 @@ def flash_attention_backward(
     torch's kernel has no derivative of its own, so where one is wanted below, the formula is written out.
     """
     lanes, images = level.size, query.shape[0]
-    folded = [_fold(level, t) for t in (grad, query, key, value, out, logsumexp)]
+    g, q, k, v, out, logsumexp = (_fold(level, t) for t in (grad, query, key, value, out, logsumexp))
     mask = _fold_mask(level, attn_mask, images)
-    if is_tracked(*folded):
-        parts = attention_backward_formula(*folded[:4], mask, is_causal, scale)
+    if is_tracked(g, q, k, v, out):
+        parts = attention_backward_formula(g, q, k, v, mask, is_causal, scale)
     else:
         parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *folded, dropout_p, is_causal, attn_mask=mask, scale=scale
+            g, q, k, v, out, logsumexp, dropout_p, is_causal, attn_mask=mask, scale=scale
         )
     return tuple(t.unflatten(0, (lanes, images)) for t in parts)
 
@@ -85,7 +85,7 @@ def _scores(query, key, mask, is_causal, scale):
 
 def attention_backward_formula(grad, query, key, value, mask, is_causal, scale):
     """Gradients of softmax(scale q k' + mask) v in q, k and v, by differentiable operations."""
-    weights = torch._safe_softmax(_scores(query, key, mask, is_causal, scale), -1)
+    weights = aten._safe_softmax(_scores(query, key, mask, is_causal, scale), -1)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     grad_weights = grad @ value.mT
     grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))

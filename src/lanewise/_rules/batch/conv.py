@@ -77,18 +77,18 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
     lanes = level.size
     if not level.mapped(weight):
         if not level.mapped(x):
-            out = torch.convolution(x, weight, own_bias, *options, groups).expand(lanes, *([-1] * x.dim()))
+            out = aten.convolution(x, weight, own_bias, *options, groups).expand(lanes, *([-1] * x.dim()))
         else:
-            out = unfold(torch.convolution(fold(x.value), weight, own_bias, *options, groups), lanes)
+            out = unfold(aten.convolution(fold(x.value), weight, own_bias, *options, groups), lanes)
         return _with_bias(level, out, bias) if own_bias is None else out
     if lanes == 0:
         return _no_lanes(level, x, weight, options, groups)
     if level.mapped(x):
-        out = torch.convolution(into_channels(x.value), weight.value.flatten(0, 1), None, *options, lanes * groups)
+        out = aten.convolution(into_channels(x.value), weight.value.flatten(0, 1), None, *options, lanes * groups)
         out = out_of_channels(out, lanes)
     else:
         filters = into_depth(weight.value) if transposed else into_filters(weight.value, groups)
-        out = out_of_channels(torch.convolution(x, filters, None, *options, groups), lanes, groups)
+        out = out_of_channels(aten.convolution(x, filters, None, *options, groups), lanes, groups)
     return _with_bias(level, out, bias)
 
 
@@ -103,7 +103,7 @@ def _with_bias(level, out, bias):
 def _no_lanes(level, x, weight, options, groups):
     """[0, N, O, *sp_out]"""
     like = level.physical(x)
-    out = torch.convolution(like.new_zeros(x.shape), like.new_zeros(weight.shape), None, *options, groups)
+    out = aten.convolution(like.new_zeros(x.shape), like.new_zeros(weight.shape), None, *options, groups)
     return out.new_empty(0, *out.shape)
 
 
@@ -203,7 +203,7 @@ def _by_correlation(grad, x, kernel, options):
     maps = x.transpose(1, 2).reshape(1, lanes * channels * images, *x.shape[3:])
     filters = grad.transpose(1, 2).reshape(lanes * channels, images, *grad.shape[3:])
     zeros = [0] * len(kernel)
-    out = torch.convolution(maps, filters, None, dilation, padding, stride, False, zeros, lanes * channels)
+    out = aten.convolution(maps, filters, None, dilation, padding, stride, False, zeros, lanes * channels)
     for axis, taps in enumerate(kernel):
         out = out.narrow(2 + axis, 0, taps)
     return out.reshape(lanes, channels, 1, *kernel)
@@ -243,28 +243,28 @@ def _each(values, rank):
 
 # --- the same operation under other names ----------------------------------------------------------------------------
 
-decompose(aten._convolution.default, lambda *args: torch.convolution(*args[:9]))
+decompose(aten._convolution.default, lambda *args: aten.convolution(*args[:9]))
 decompose(
     aten.mkldnn_convolution.default,
-    lambda x, weight, bias, padding, stride, dilation, groups: torch.convolution(
+    lambda x, weight, bias, padding, stride, dilation, groups: aten.convolution(
         x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups
     ),
 )
 decompose(
     aten.cudnn_convolution.default,
-    lambda x, weight, padding, stride, dilation, groups, *_: torch.convolution(
+    lambda x, weight, padding, stride, dilation, groups, *_: aten.convolution(
         x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups
     ),
 )
 decompose(
     aten.cudnn_convolution_transpose.default,
-    lambda x, weight, padding, output_padding, stride, dilation, groups, *_: torch.convolution(
+    lambda x, weight, padding, output_padding, stride, dilation, groups, *_: aten.convolution(
         x, weight, None, stride, padding, dilation, True, output_padding, groups
     ),
 )
 decompose(
     aten.conv_tbc.default,
-    lambda x, weight, bias, pad=0: torch.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(
-        2, 0, 1
+    lambda x, weight, bias, pad=0: (
+        torch.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1).contiguous()
     ),
 )

@@ -203,7 +203,7 @@ def shift_dim(dim: int, span: int) -> int:
     return dim % span + 1
 
 
-# --- leading, full reductions, sizes, fold -----------------------------------------------------------------------------
+# --- leading, full reductions, sizes, fold ----------------------------------------------------------------------------
 
 
 def leading(*ops: OpOverload) -> None:
@@ -294,7 +294,7 @@ def _folded(op: OpOverload) -> Any:
     return run
 
 
-# --- decompositions, refusals, rules by hand ---------------------------------------------------------------------------
+# --- decompositions, refusals, rules by hand --------------------------------------------------------------------------
 
 
 def decompose(op: OpOverload, fn: Callable[..., Any] | None = None) -> None:

@@ -63,28 +63,21 @@ def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_
     if tracked:
         mean = x.mean(inner, keepdim=True)
         rstd = _inverse_deviation((x - mean).square().mean(inner, keepdim=True), rstd)
-    wants_weight = output_mask[1] and weight is not None
-    unit = _unit(x, mean, rstd, tracked) if tracked or wants_weight else None
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and tracked:
+        unit = (x - mean) * rstd
         slopes = scaled if scale is None else scaled * scale
         centred = slopes - slopes.mean(inner, keepdim=True) - unit * (slopes * unit).mean(inner, keepdim=True)
-        grad_x = centred * rstd
+        grad_x = (centred * rstd).to(x.dtype)
     elif output_mask[0]:
         saved = mean.contiguous(), rstd.contiguous()  # the kernel reads them by pointer
         grad_x, _, _ = aten.native_layer_norm_backward(scaled, x, shape, *saved, scale, None, [True, False, False])
-    if wants_weight:
-        product = grad * unit if tracked else unit.mul_(grad)
-        grad_weight = product.sum(outer) if outer else product
+    if output_mask[1] and weight is not None:
+        product = (x - mean) * rstd * grad if tracked else (x - mean).mul_(rstd).mul_(grad)
+        grad_weight = (product.sum(outer) if outer else product).to(weight.dtype)
     if output_mask[2] and bias is not None:
         grad_bias = grad.sum(outer) if outer else grad.clone()
     return grad_x, grad_weight, grad_bias
-
-
-def _unit(x, mean, rstd, tracked):
-    """x with its mean and spread taken out; in one buffer where nobody looks at it"""
-    centred = x - mean
-    return centred * rstd if tracked else centred.mul_(rstd)
 
 
 @lane_rule(aten._fused_rms_norm_backward.default)
@@ -99,9 +92,9 @@ def rms_norm_backward(level, grad, x, shape, rstd, weight, output_mask):
     grad_x = grad_weight = None
     if output_mask[0]:
         slopes = _scaled(level, grad, weight, None)
-        grad_x = (slopes - unit * (slopes * unit).mean(inner, keepdim=True)) * rstd
+        grad_x = ((slopes - unit * (slopes * unit).mean(inner, keepdim=True)) * rstd).to(x.dtype)
     if output_mask[1] and weight is not None:
-        grad_weight = (grad * unit).sum(outer) if outer else grad * unit
+        grad_weight = ((grad * unit).sum(outer) if outer else grad * unit).to(weight.dtype)
     return grad_x, grad_weight
 
 
@@ -170,10 +163,10 @@ def _group_norm_backward_formula(grad, x, mean, rstd, weight, groups, output_mas
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         centred = slopes - slopes.mean(inner, keepdim=True) - unit * (slopes * unit).mean(inner, keepdim=True)
-        grad_x = (centred * rstd.reshape(lanes, images, groups, *ones)).reshape(x.shape)
+        grad_x = (centred * rstd.reshape(lanes, images, groups, *ones)).reshape(x.shape).to(x.dtype)
     over = [1, *range(3, x.dim())]
     if output_mask[1]:
-        grad_weight = (grad * unit.reshape(x.shape)).sum(over)
+        grad_weight = (grad * unit.reshape(x.shape)).sum(over).to(x.dtype)
     if output_mask[2]:
         grad_bias = grad.sum(over)
     return grad_x, grad_weight, grad_bias
@@ -221,21 +214,20 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
         out = level.physical(x).new_empty(0, *x.shape)
         return out, *[out.new_empty(0, x.shape[1] if training else 0)] * 2
     if not level.mapped(x) and not statistics_vary:
-        out, *saved = (t.expand(lanes, *t.shape) for t in torch.native_batch_norm(x, None, None, mean, var, *options))
+        out, *saved = (t.expand(lanes, *t.shape) for t in aten.native_batch_norm(x, None, None, mean, var, *options))
         return _scaled_channels(level, out, weight, bias), *saved
     if not training and not statistics_vary:
         own = not level.mapped(weight) and not level.mapped(bias)
         affine = (weight, bias) if own else (None, None)
-        out, *saved = torch.native_batch_norm(x.value.flatten(0, 1), *affine, mean, var, *options)
+        out, *saved = aten.native_batch_norm(x.value.flatten(0, 1), *affine, mean, var, *options)
         out = out.unflatten(0, (lanes, x.shape[0]))
         saved = [t.expand(lanes, *t.shape) for t in saved]
         return out if own else _scaled_channels(level, out, weight, bias), *saved
-    statistics = [_affine(level, t) for t in (mean, var)]
-    affine = [_affine(level, t) for t in (weight, bias)]
-    out, *saved = torch.native_batch_norm(_into_channels(level, x), *affine, *statistics, *options)
+    scale, shift, centre, spread = (_affine(level, t) for t in (weight, bias, mean, var))
+    out, *saved = aten.native_batch_norm(_into_channels(level, x), scale, shift, centre, spread, *options)
     if training:
-        for statistic, written in zip((mean, var), statistics, strict=True):
-            if statistic is not None and not statistic.value.is_contiguous():
+        for statistic, written in ((mean, centre), (var, spread)):
+            if statistic is not None and written is not None and not statistic.value.is_contiguous():
                 statistic.value.copy_(written.view(statistic.value.shape))
     saved = [t.reshape(lanes, t.numel() // lanes) for t in saved]
     return _out_of_channels(level, out, x), *saved
@@ -265,9 +257,9 @@ def _batch_norm_rule(op, read):
             _written_statistics(level, x, mean, var)
         operands = [x, weight, bias, mean, var]
         mapped = any(level.mapped(t) for t in operands)
-        operands = [t.value if level.owns(t) and not (mapped and t.mapped) else t for t in operands]
-        options = (training, momentum, eps)
-        parts = _batch_norm(level, *operands, *options) if mapped else torch.native_batch_norm(*operands, *options)
+        kept = [t.value if level.owns(t) and not (mapped and t.mapped) else t for t in operands]
+        options = [*kept, training, momentum, eps]
+        parts = _batch_norm(level, *options) if mapped else aten.native_batch_norm(*options)
         if len(op._schema.returns) == 4:
             reserved = parts[0].new_empty(level.size, 0) if mapped else parts[0].new_empty(0)
             parts = (*parts, reserved.to(torch.uint8))
@@ -312,7 +304,7 @@ decompose(
 )
 decompose(
     aten.cudnn_batch_norm.default,
-    lambda x, *rest: (*torch.native_batch_norm(x, *rest), x.new_empty(0, dtype=torch.uint8)),
+    lambda x, *rest: (*aten.native_batch_norm(x, *rest), x.new_empty(0, dtype=torch.uint8)),
 )
 decompose(
     aten.cudnn_batch_norm_backward.default,

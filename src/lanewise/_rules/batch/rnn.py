@@ -68,7 +68,8 @@ def fused_layer(
     weights = (w_input, w_hidden, b_input, b_hidden)
     workspace = level.physical(x).new_empty(lanes, 0, dtype=torch.uint8)
     if any(level.mapped(w) for w in weights) or lanes == 0:
-        steps = _steps(*_layer_operands(level, x, weights, h, c, has_biases), reverse)
+        inputs, own_weights, h_first, c_first = _layer_operands(level, x, weights, h, c, has_biases)
+        steps = _steps(inputs, own_weights, h_first, c_first, reverse)
         *_, c_last, h_last = next(reversed(steps.values()))
         out = torch.stack([steps[t][-1] for t in sorted(steps)], 1)
         return out, h_last.reshape(lanes, *h.shape), c_last.reshape(lanes, *c.shape), workspace
