@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.autograd import cuts_all_planes
 from lanewise._core.dual import DualLevel, lay_out
 from lanewise._core.plane import refit
+from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
 
 aten = torch.ops.aten
