@@ -13,11 +13,12 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from lanewise._core.autograd import begin_history, packing, retaining, saving
+from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
+from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
 from lanewise._torch_compat import current_graph_task_id, leave_to_python, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
