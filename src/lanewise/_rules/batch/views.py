@@ -2,8 +2,8 @@
 
 import torch
 
-from lanewise._core.autograd import cuts_all_planes
 from lanewise._core.batch import BatchLevel, refit_in_place
+from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims, sized
 
 aten = torch.ops.aten

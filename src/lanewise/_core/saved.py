@@ -1,0 +1,106 @@
+"""Saved-tensor hooks on planes, and which `detach` is whose.
+
+Autograd detaches a tensor that it hands to a hook, or takes out of a graph, and ties what comes back to its plane's
+history again; the planes below must keep theirs. A user's own detach cuts them all.
+"""
+
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.level import current_level, on_plane, pin_grad_mode
+from lanewise._core.plane import Plane
+from lanewise._torch_compat import (
+    ADINPLACE_OR_VIEW_KEY,
+    FACTORY_KEY,
+    IncludeDispatchKeyGuard,
+    current_graph_task_id,
+    is_grad_enabled,
+    saved_tensor_hooks,
+    tls_is_excluded,
+)
+
+
+class _Packing(threading.local):
+    """Whether a saved-tensor hook is packing: autograd ties what it returns to its plane's history again."""
+
+    now = False
+
+
+packing = _Packing()
+
+
+def saving() -> bool:
+    """Whether a tensor is on its way into a saved-tensor hook: autograd detaches it with grad mode off."""
+    return packing.now or (not is_grad_enabled() and saved_tensor_hooks() is not None)
+
+
+def cuts_all_planes() -> bool:
+    """Whether `aten.detach` was asked for by the user's `torch.detach`, and not by autograd for a tensor it saves.
+
+    The user's comes by way of autograd's kernels, which switch view tracking off, and not in a backward pass.
+    """
+    return current_graph_task_id() == -1 and tls_is_excluded(ADINPLACE_OR_VIEW_KEY) and not saving()
+
+
+def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
+    """Saved-tensor hooks that work on the plane where they were set.
+
+    `unpack` may run the function again (checkpoint), maybe long after its level has ended: it stands on that plane,
+    and what it gives back is of the levels that the saved tensor was of.
+    """
+    level = current_level()
+
+    def pack_on_plane(tensor: Tensor) -> Any:
+        before, packing.now = packing.now, True
+        try:
+            if not isinstance(tensor, Plane):
+                return pack(tensor), ()
+            # Autograd packs with grad mode off; the planes below are recording.
+            with pin_grad_mode(True):
+                return pack(tensor), _levels_of(tensor)
+        finally:
+            packing.now = before
+
+    def unpack_on_plane(packed: tuple) -> Tensor:
+        held, levels = packed
+        before, packing.now = packing.now, False
+        try:
+            with on_plane(level), IncludeDispatchKeyGuard(FACTORY_KEY) if level is not None else nullcontext():
+                return _reseated(unpack(held), levels)
+        finally:
+            packing.now = before
+
+    return pack_on_plane, unpack_on_plane
+
+
+def _levels_of(tensor: Any) -> tuple:
+    levels = []
+    while isinstance(tensor, Plane):
+        levels.append(tensor.level)
+        tensor = tensor.value
+    return tuple(levels)
+
+
+def _reseated(tensor: Any, levels: tuple) -> Any:
+    """The tensor on these levels, where a transform that was run again made it on new ones."""
+    if not levels or not isinstance(tensor, Plane) or _levels_of(tensor) == levels:
+        return tensor
+    value = _reseated(tensor.value, levels[1:])
+    tangent = getattr(tensor, "tangent", None)
+    if tangent is not None:
+        return levels[0].wrap(value, _reseated(tangent, levels[1:]))
+    return levels[0].wrap(value) if getattr(tensor, "mapped", False) else levels[0].adopt(value)
+
+
+_saved_tensors_hooks_init = torch.autograd.graph.saved_tensors_hooks.__init__
+
+
+def _init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+    _saved_tensors_hooks_init(self, *_hooks_on_plane(pack_hook, unpack_hook))
+
+
+torch.autograd.graph.saved_tensors_hooks.__init__ = _init  # type: ignore[method-assign]
