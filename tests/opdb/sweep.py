@@ -153,8 +153,8 @@ class _Child:
             timer.cancel()
         if answer:
             return json.loads(answer)
-        self.close()
         code = process.wait()
+        self.close()
         if expired.is_set():
             status, detail = "timeout", f"no answer in {self.timeout:g} s"
         else:
