@@ -295,7 +295,9 @@ def _in_place(func: Any) -> Rule:
         or len(func._schema.returns) != 1
         or not isinstance(func._schema.returns[0].type, torch.TensorType)
     ):
-        return Rule(func, lambda level, args, kwargs: _write_twin(func, twin, args, kwargs), "twin", same_plane=True)
+        return Rule(
+            func, lambda level, args, kwargs: _write_twin(level, func, twin, args, kwargs), "twin", same_plane=True
+        )
 
     def write(level: DualLevel, args: tuple, kwargs: dict) -> None:
         target = args[0]
@@ -332,10 +334,13 @@ def _write_constant(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> N
             target.tangent.zero_()
 
 
-def _write_twin(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
-    results = twin(*args, **kwargs)
+def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
     targets = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
-    _write_all(targets, results)
+    given, named = args, kwargs
+    for target in targets:
+        if level.owns(target):
+            given, named = level.below(undisturbed, level, target, given, named)
+    _write_all(targets, twin(*given, **named))
     return written_results(func, args, kwargs)
 
 

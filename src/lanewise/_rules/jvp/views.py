@@ -139,3 +139,9 @@ def resize_(level: DualLevel, x, size, *, memory_format=None):
     value = level.below(resized, x.value)
     like = level.adopt(value) if x.tangent is None else level.wrap(value, level.below(resized, x.tangent))
     return refit(x, like, aten.as_strided_.default, (x, size, like.stride()), {})
+
+
+@rule_on_plane(aten.resize_as_.default)
+def resize_as_(level: DualLevel, x, other, *, memory_format=None):
+    """x [*S] -> the shape of `other`"""
+    return x.resize_(other.shape)
