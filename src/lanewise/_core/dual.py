@@ -35,6 +35,9 @@ from lanewise.errors import CapturedWriteError, FunctionError, at_user_line
 
 JVP_RULES = RuleTable()
 
+# Compositions for operators that torch registers only when they are first used, by name.
+NAMED_COMPOSITIONS: dict[str, Callable[..., Any]] = {}
+
 
 class DualTensor(Plane):
     """A primal `value` and its `tangent`, both `[*S]` in the plane below; a tangent of None is zero."""
@@ -246,6 +249,9 @@ def find_jvp_rule(func: Any) -> Rule:
         rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", raw=True)
     elif func._schema.is_mutable:
         rule = _in_place(func)
+    elif func.name() in NAMED_COMPOSITIONS:
+        compose = NAMED_COMPOSITIONS[func.name()]
+        rule = Rule(func, lambda level, args, kwargs: compose(*args, **kwargs), "decomposed", same_plane=True)
     elif func.namespace not in ("aten", "prims"):
         rule = Rule(func, lambda level, args, kwargs: _custom(level, func, args, kwargs), "custom", guarded=True)
     elif not any("Tensor" in str(result.type) for result in func._schema.returns):

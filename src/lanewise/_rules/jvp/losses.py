@@ -2,7 +2,9 @@
 
 import torch
 
+from lanewise._core.dual import NAMED_COMPOSITIONS
 from lanewise._rules.jvp.families import decomposed, jvp_rule, linear
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -188,3 +190,29 @@ def pdist_backward(g, x, p, distance):
     first, second = _pairs(x)
     slope = g.unsqueeze(-1) * _norm_slope(x[first] - x[second], distance, p)
     return torch.zeros_like(x).index_add(0, first, slope).index_add(0, second, -slope)
+
+
+# --- cross entropy in chunks: its gradient is precomputed where `requires_grad` says so, which tangents do not --------
+
+
+def _chunked_cross_entropy(x, w, target, bias, weight, reduction, ignore_index, smoothing, *options):
+    loss = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(x, w, bias), target, weight, None, ignore_index, None, reduction, smoothing
+    )
+    if any(options[-3:]):
+        raise TransformError(
+            at_user_line(
+                "linear_cross_entropy in chunks has a first derivative only: it computes its gradient ahead",
+                "F.linear_cross_entropy(..., options=None)",
+            )
+        )
+    return loss, *[x.new_zeros(0) for _ in range(3)]
+
+
+def _chunked_cross_entropy_of_each(x, w, target, bias, weight, ignore_index, *options):
+    logits = torch.nn.functional.linear(x, w, bias)
+    return torch.nn.functional.cross_entropy(logits, target, weight, None, ignore_index, None, "none")
+
+
+NAMED_COMPOSITIONS["torch_nn::_linear_cross_entropy_batch_chunked"] = _chunked_cross_entropy
+NAMED_COMPOSITIONS["torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"] = _chunked_cross_entropy_of_each
