@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure import round_robin
+from lanewise._rules.batch.conv import per_lane_form
 
 aten = torch.ops.aten
 
@@ -127,14 +128,10 @@ def loop(x: Tensor, g: Tensor, s: Shape) -> Tensor:
 
 
 def rule(s: Shape) -> str:
-    """The form to use: what the table shows, put into three lines."""
-    per_in, per_out = s.c_in // s.groups, s.c_out // s.groups
-    if per_in == per_out == 1 and s.groups > 1:
-        return "correlate"
-    # oneDNN blocks channels by eight; other counts take its slow reference path once examples are groups.
-    if per_in % 8 == per_out % 8 == 0 and s.kernel > 1:
-        return "grouped"
-    return "slices"
+    """The form that the package uses, by the name it has here."""
+    positions = ((s.image + 2 * s.pad - s.kernel) // s.stride + 1) ** 2
+    form = per_lane_form(s.c_out // s.groups, s.c_in // s.groups, s.kernel**2, positions)
+    return form if form == "grouped" or (form == "correlate" and s.groups > 1) else "slices"
 
 
 FORMS: dict[str, Callable[[Tensor, Tensor, Shape], Tensor]] = {

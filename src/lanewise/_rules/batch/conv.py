@@ -185,10 +185,9 @@ def _backward(grad, x, weight, options, groups, which):
 def per_lane_form(filters, depth, taps, positions):
     """The fastest form of the weight gradient of one lane each, from the numbers of one group.
 
-    Measured on one thread (docs/benchmarks.md; `python -m benchmarks.conv_weight_grad`): oneDNN's grouped kernel blocks
-    channels by eight and is up to 3 times faster there, and slower by 1.3 to 5 times elsewhere, for kernels of one tap,
-    and for filters that are large beside the positions they slide over. Depthwise, a correlation is up to 20 times
-    faster.
+    Measured on one thread by `python -m benchmarks.conv_weight_grad`: oneDNN's grouped kernel blocks channels by eight
+    and is up to 3 times faster there; it is slower by 1.3 to 5 times elsewhere, for kernels of one tap, and for filters
+    that are large beside the positions they slide over. Depthwise, a correlation is up to 20 times faster.
     """
     if filters == depth == 1:
         return "correlate"
