@@ -48,8 +48,8 @@ def ints(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Maker:
 
 
 def off_kinks(*shape: int) -> Maker:
-    """Numbers whose differences from `distinct` ones are far from 0, 1/2, 1, where losses have their kinks."""
-    return lambda g: torch.randint(5, shape, generator=g).to(torch.float64) / 2 + 0.3
+    """Numbers whose differences from an even count of `distinct` ones are far from losses' kinks at 0, 1/2 and 1."""
+    return lambda g: torch.randint(5, shape, generator=g).to(torch.float64) / 2 + 0.05
 
 
 def bools(*shape: int) -> Maker:
