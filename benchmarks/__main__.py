@@ -36,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     results = []
     for workload in chosen:
-        print(f"{workload.group}: {workload.name}", file=sys.stderr, flush=True)
+        print(f"{workload.group}: {workload.name}", end=" ", file=sys.stderr, flush=True)
         results.append(_measure(workload, options))
+        print(f"{results[-1].speed:.2f} {results[-1].verdict}", file=sys.stderr, flush=True)
     print(terminal(results))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(as_json(results))

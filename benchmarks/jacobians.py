@@ -22,11 +22,12 @@ def _jax_mlp(j, net: nn.Module):
 def _jacobian_by_hand(net: nn.Sequential, x: Tensor) -> Tensor:
     """The product of the layers' Jacobians from the input on, for rows [B, n] or one [n]."""
     with torch.no_grad():
-        jacobian = None
-        for layer in net:
+        first, *rest = net
+        x, jacobian = first(x), first.weight
+        for layer in rest:
             x = layer(x)
             if isinstance(layer, nn.Linear):
-                jacobian = layer.weight if jacobian is None else layer.weight @ jacobian
+                jacobian = layer.weight @ jacobian
             else:
                 jacobian = (1 - x**2).unsqueeze(-1) * jacobian
     return jacobian

@@ -31,7 +31,7 @@ class Timing:
 
 
 def round_robin(
-    calls: dict[str, Call],
+    calls: Mapping[str, Call],
     *,
     rounds: int = 15,
     block: float = 0.01,

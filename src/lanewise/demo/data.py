@@ -33,11 +33,11 @@ def flip_labels(labels: Tensor, count: int, generator: torch.Generator, classes:
 
 def load(seed: int = 0, training: int = 1500, fraction: float = 0.05) -> Digits:
     """Shuffle scikit-learn's 1,797 digits, keep the first for training and flip a fraction of their labels."""
-    bunch = load_digits()
+    pixels, classes = load_digits(return_X_y=True)
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(bunch.target), generator=generator)
-    images = torch.tensor(bunch.images, dtype=torch.float32).div(16).unsqueeze(1)[order]
-    labels = torch.tensor(bunch.target)[order]
+    order = torch.randperm(len(classes), generator=generator)
+    images = torch.tensor(pixels, dtype=torch.float32).div(16).view(-1, 1, 8, 8)[order]
+    labels = torch.tensor(classes)[order]
     true = labels[:training]
     given, flipped = flip_labels(true, round(fraction * training), generator)
     return Digits(images[:training], given, true, flipped, images[training:], labels[training:])

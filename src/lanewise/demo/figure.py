@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
@@ -46,7 +45,8 @@ def _suspects(figure: Figure, place: SubplotSpec, digits: Digits, predicted: Ten
 
 
 def _histogram(axis: Axes, norm: Tensor, flipped: Tensor) -> None:
-    bins = np.logspace(*torch.stack([norm.min(), norm.max()]).log10().tolist(), 45)
+    norm = norm.clamp(min=1e-8)  # a norm of exactly zero has no place on a log scale
+    bins = np.geomspace(norm.min().item(), norm.max().item(), 45).tolist()
     axis.hist(norm[~flipped].numpy(), bins, color=RIGHT, alpha=0.75, label=f"label right ({int((~flipped).sum()):,})")
     axis.hist(norm[flipped].numpy(), bins, color=WRONG, alpha=0.85, label=f"label flipped ({int(flipped.sum())})")
     axis.set(xscale="log", xlabel="norm of the example's gradient (log scale)", ylabel="examples")
