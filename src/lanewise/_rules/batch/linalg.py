@@ -23,10 +23,15 @@ leading(
     aten.linalg_ldl_factor_ex.default,
     aten.linalg_lu.default,
     aten.linalg_lu_factor_ex.default,
-    aten.linalg_matrix_exp.default,
     aten.linalg_qr.default,
     aten.ormqr.default,
 )
+
+
+@lane_rule(aten.linalg_matrix_exp.default)
+def matrix_exp(level, x):
+    """x [B, *S, n, n] -> the same; the kernel takes views that only a dense batch has"""
+    return aten.linalg_matrix_exp.default(x.value.contiguous())
 
 
 # --- operands whose batch dims broadcast -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import torch
 
 from lanewise._core.batch import BatchLevel, refit_in_place
 from lanewise._core.saved import cuts_all_planes
-from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims, sized
+from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims
 
 aten = torch.ops.aten
 
@@ -18,7 +18,6 @@ along_dims(
     aten.unbind.int,
     aten.unsqueeze.default,
 )
-sized(aten._unsafe_view.default)
 
 
 @lane_rule(aten.expand.default)
@@ -35,6 +34,12 @@ def expand(level, x, size, *, implicit=False):
 def view(level, x, size):
     """x [B, *S] -> [B, *size]"""
     return x.value.view(level.size, *(_known_sizes(x, size) if level.size == 0 else size))
+
+
+@lane_rule(aten._unsafe_view.default)
+def unsafe_view(level, x, size):
+    """x [B, *S] -> [B, *size]; copied where a kernel's result is contiguous for one lane and not for all"""
+    return x.value.reshape(level.size, *(_known_sizes(x, size) if level.size == 0 else size))
 
 
 @lane_rule(aten._reshape_alias.default)
