@@ -372,7 +372,7 @@ def _text(value: Tensor) -> str:
 
 
 _set_data = Tensor.data.__set__  # type: ignore[attr-defined]
-_torch_detach = Tensor.detach
+_torch_detach: Any = Tensor.detach
 
 
 @functools.wraps(_torch_detach)
@@ -388,7 +388,7 @@ def _detach_plain(self: Tensor) -> Tensor:
     return level.adopt(alias, (self, aten.detach.default, (), {}, None))
 
 
-_torch_to_dlpack = torch.utils.dlpack.to_dlpack
+_torch_to_dlpack = torch.utils.dlpack.to_dlpack  # type: ignore[attr-defined]
 
 
 @functools.wraps(_torch_to_dlpack)
@@ -398,7 +398,7 @@ def _to_dlpack(tensor: Any) -> Any:
 
 
 Tensor.detach = _detach_plain  # type: ignore[method-assign]
-torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack
+torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
 
 for _method in (Surface.__getitem__, Surface.__setitem__):
     leave_to_python(_method)
