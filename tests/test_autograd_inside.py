@@ -654,3 +654,24 @@ def test_optimizer_step_on_a_shared_leaf_is_refused():
         vmap(f)(XS)
     assert type(w.grad) is torch.Tensor
     assert_same(w.detach(), W)
+
+
+@pytest.mark.parametrize("inner", [lambda f: f, lambda f: grad(lambda x: f(x).sum())], ids=["vmap", "vmap of grad"])
+def test_module_hooks_change_gradients_from_outside(inner):
+    torch.manual_seed(0)
+    layer, seen = nn.Linear(3, 2).double(), []
+
+    def scale(module, into, out):
+        seen.append(tuple(out[0].shape))
+        return tuple(None if g is None else g * 10 for g in into)
+
+    layer.register_full_backward_hook(scale)
+    layer.register_full_backward_pre_hook(lambda module, out: tuple(g * 3 for g in out))
+    f = inner(lambda x: layer(x).sin())
+    results = []
+    for run in (vmap(f), looped(f)):
+        xs = XS.clone().requires_grad_()
+        out = run(xs)
+        results.append((out.detach(), *torch.autograd.grad(out.cos().sum(), (xs, layer.weight))))
+    assert_same(*results)
+    assert set(seen) == {(2,)}

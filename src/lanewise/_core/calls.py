@@ -291,15 +291,15 @@ class LaneCall(Call):
         ]
         # A tensor that got lanes of its own when it was written to is no longer the one that the caller holds.
         self.dirty = [i for i in self.inner.dirty if level.physical(inputs[i]) is args[i]]
-        return tuple([self._take(level, out, form) for out, form in zip(outs, forms, strict=True)])
+        return tuple([self.take(level, out, form) for out, form in zip(outs, forms, strict=True)])
 
-    def _take(self, level: BatchLevel, out: Any, form: str) -> Any:
+    def take(self, level: BatchLevel, out: Any, form: str) -> Any:
         if not isinstance(out, Tensor):
             return out
         return level.below(level.expanded, out) if form == "lanes" and not level.mapped(out) else level.physical(out)
 
     def backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
-        with self._lanes() as level:
+        with self.lanes() as level:
             inner_kept = [give(level, t, form) for t, form in zip(kept, self.forms, strict=True)]
             inner_grads = [give(level, g, form) for g, form in zip(grads, self.outs, strict=True)]
             result = self.inner.backward(inner_kept, needs, tuple(inner_grads))
@@ -321,13 +321,13 @@ class LaneCall(Call):
         return value if self.uniform else level.below(torch.mul, value, level.size)
 
     def jvp(self, kept: list, tangents: tuple) -> tuple:
-        with self._lanes() as level:
+        with self.lanes() as level:
             inner_kept = [give(level, t, form) for t, form in zip(kept, self.forms, strict=True)]
             inner_tangents = [give(level, t, form) for t, form in zip(tangents, self.args, strict=True)]
             result = self.inner.jvp(inner_kept, tuple(inner_tangents))
-            return tuple([self._take(level, t, form) for t, form in zip(result, self.outs, strict=True)])
+            return tuple([self.take(level, t, form) for t, form in zip(result, self.outs, strict=True)])
 
-    def _lanes(self) -> BatchLevel:
+    def lanes(self) -> BatchLevel:
         """The level anew: its formula may run long after it has ended, below other levels than before."""
         old = self.level
         return BatchLevel(old.size, old.randomness, old.total, old.start)

@@ -6,6 +6,7 @@ planes on which the lanes are an ordinary dim. An operand without lanes gets the
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from lanewise._core.dual import DualLevel
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
+from lanewise._core.surface import Handles
 from lanewise._core.user_rules import VmapInfo, wrap_by_out_dims
 from lanewise._torch_compat import (
     AnyFunction,
@@ -225,6 +227,8 @@ class Node(Function):
         ctx.loose = [tensor if slot.kept else None for slot, tensor in zip(call.slots, kept, strict=True)]
         ctx.save_for_backward(*[None if slot.kept else tensor for slot, tensor in zip(call.slots, kept, strict=True)])
         ctx.pushes = kept if forward_level() >= 0 else None
+        values = [out.value for out in outs if isinstance(out, BatchTensor)]
+        ctx.below = next((value.grad_fn for value in values if value.grad_fn is not None), None)
         return outs
 
     @staticmethod
@@ -252,7 +256,43 @@ def node_class(cls: Any) -> Any:
     node = _node_classes.get(cls)
     if node is None:
         node = _node_classes[cls] = type(cls.__name__, (Node,), {})
+        for name in ("register_hook", "register_prehook"):
+            setattr(node._backward_cls, name, _registering(node._backward_cls, name))
     return node
+
+
+def _registering(kind: Any, name: str) -> Callable:
+    """Hooks of a node (a module's backward hooks are that) go to the nodes of the planes below, too."""
+
+    def register(node: Any, hook: Callable) -> Handles:
+        handles = [getattr(super(kind, node), name)(hook)]
+        call = getattr(node.below, "call", None)
+        if isinstance(call, LaneCall):
+            handles.append(getattr(node.below, name)(_with_lanes(call, hook)))
+        return Handles(handles)
+
+    return register
+
+
+def _with_lanes(call: LaneCall, hook: Callable) -> Callable:
+    """A node's hook for the plane below, where the lanes are a dim of the gradients."""
+    forms = [form for form in call.args if form], call.outs
+
+    def below(*grads: tuple) -> Any:
+        with call.lanes() as level:
+            # A post-hook gets the inputs' gradients and the outputs', a pre-hook the outputs' alone.
+            given = [
+                tuple([give(level, grad, form) for grad, form in zip(group, kinds, strict=True)])
+                for group, kinds in zip(grads, forms[-len(grads) :], strict=True)
+            ]
+            result = hook(*given)
+            if result is None:
+                return None
+            changed = result if isinstance(result, tuple) else (result,)
+            kinds = forms[-len(grads)]
+            return tuple([call.take(level, grad, form) for grad, form in zip(changed, kinds, strict=True)])
+
+    return below
 
 
 def records(args: tuple) -> bool:

@@ -231,7 +231,7 @@ class Surface:
             # A node of its own: the value may be a leaf, or in use elsewhere.
             self.value = self.level.below(_alias, self.value)
             handles.append(self.value.register_hook(_on_lanes(self, hook)))
-        return _Handles(handles)
+        return Handles(handles)
 
     def retain_grad(self) -> None:
         """Keep the gradient of a tensor that is no leaf, on its plane."""
@@ -288,7 +288,7 @@ class Surface:
             return "[" + ", ".join([format(lane, spec) for lane in self.value.detach()]) + "]"
 
 
-class _Handles:
+class Handles:
     """Removes a hook from every plane."""
 
     __slots__ = ("handles",)
