@@ -214,3 +214,11 @@ for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
 def operator_names(prefix: str) -> list[str]:
     """Names of all operators that begin with `prefix`. Without the listing: write out the families it is used for."""
     return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))
+
+
+def generator_identity(generator: torch.Generator) -> int:
+    """Which generator it is: a kernel gets a new Python object for it each time.
+
+    Without the name, the numbers drawn from a user's generator would depend on the chunks.
+    """
+    return generator._cdata  # type: ignore[attr-defined]

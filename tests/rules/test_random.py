@@ -172,6 +172,24 @@ def test_generators(randomness):
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_generators_in_chunks():
+    def run(**options):
+        generator = torch.Generator().manual_seed(3)
+
+        def f(x):
+            first = torch.rand(2, generator=generator)
+            return first + (x[:2] * 1).normal_(generator=generator)
+
+        return [vmap(f, **options)(odds(5, 4)) for _ in range(2)]
+
+    for randomness in ("different", "same"):
+        once, again = run(randomness=randomness)
+        assert not torch.equal(once, again)
+        for size in (1, 2, 4):
+            for a, b in zip((once, again), run(randomness=randomness, chunk_size=size), strict=True):
+                assert torch.equal(a, b)
+
+
 def test_moments():
     """The draws of lanes with their own parameters have those parameters' moments."""
     p = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])

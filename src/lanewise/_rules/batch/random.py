@@ -4,6 +4,7 @@
 included, and takes its own: the numbers of a lane do not depend on how the lanes are split into chunks.
 """
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -17,10 +18,29 @@ from lanewise._core.random import check_random, same_with_lanes, unbatched_write
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import bind, leading, pointwise
 from lanewise._rules.batch.operands import common_shape
-from lanewise._torch_compat import OpOverload
+from lanewise._torch_compat import OpOverload, generator_identity
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
+
+
+# The state that each user's generator had when the first chunk came to it, and the level of the chunk that last did.
+_first_states: OrderedDict[int, tuple[Tensor | None, int]] = OrderedDict()
+_MOST_GENERATORS = 64
+
+
+def reseat(level: BatchLevel, generator: torch.Generator) -> None:
+    """Let every chunk start from the same state of a user's generator, as the chunk loop does for the default one."""
+    key = generator_identity(generator)
+    state, order = _first_states.pop(key, (None, -1))
+    if order != level.order:
+        if level.start == 0:
+            state = generator.get_state()
+        elif state is not None:
+            generator.set_state(state)
+    _first_states[key] = (state, level.order)
+    while len(_first_states) > _MOST_GENERATORS:
+        _first_states.popitem(last=False)
 
 
 def random_rule(*ops: OpOverload) -> Any:
@@ -34,6 +54,10 @@ def random_rule(*ops: OpOverload) -> Any:
 
             def run(level: BatchLevel, args: tuple, kwargs: dict, op: OpOverload = op) -> Any:
                 check_random(level, op)
+                if level.total != level.size:
+                    for given in (*args, *kwargs.values()):
+                        if isinstance(given, torch.Generator):
+                            reseat(level, given)
                 return fn(level, op, *args, **kwargs)
 
             BATCH_RULES.add(op, Rule(op, run, "random", guarded=True, raw=True))
