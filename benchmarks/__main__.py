@@ -18,10 +18,10 @@ from benchmarks import call, ensemble, jacobians, per_sample, training  # noqa: 
 from benchmarks.compare import compare, first_line
 from benchmarks.measure import round_robin
 from benchmarks.memory import peak_bytes
-from benchmarks.report import Result, as_json, markdown, terminal
+from benchmarks.report import Result, as_json, markdown, summary, terminal
 from benchmarks.workload import COMPILED, JAX, OWN, TORCH_FUNC, WORKLOADS, Workload
 
-DOCS = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
@@ -46,12 +46,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.markdown:
         options.markdown.write_text(table)
     if options.docs:
-        text = DOCS.read_text()
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        DOCS.write_text(f"{before}{BEGIN}\n{table}{END}{after}")
+        _put(table, ROOT / "docs" / "benchmarks.md")
+        _put(summary(results), ROOT / "README.md")
     reached = sum(r.reached for r in results)
     print(f"\n{reached} of {len(results)} targets reached; all numbers in {options.json}")
     return 1 if any(r.error for r in results) else 0
+
+
+def _put(table: str, page: Path) -> None:
+    """Write the table into its place on a page."""
+    text = page.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n{table}{END}{after}")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -61,7 +67,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="also torch.compile of torch.func (slow to start)")
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"))
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    parser.add_argument("--docs", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="put the tables into docs/benchmarks.md and README.md")
     return parser.parse_args(arguments)
 
 

@@ -22,14 +22,12 @@ def _jax_mlp(j, net: nn.Module):
 def _jacobian_by_hand(net: nn.Sequential, x: Tensor) -> Tensor:
     """The product of the layers' Jacobians from the input on, for rows [B, n] or one [n]."""
     with torch.no_grad():
-        first, *rest = net
-        x, jacobian = first(x), first.weight
-        for layer in rest:
-            x = layer(x)
-            if isinstance(layer, nn.Linear):
-                jacobian = layer.weight @ jacobian
-            else:
-                jacobian = (1 - x**2).unsqueeze(-1) * jacobian
+        first, *weights = [p for p in net.parameters() if p.dim() == 2]
+        x, jacobian = net[0](x), first
+        for i, weight in enumerate(weights):
+            x = net[2 * i + 1](x)
+            jacobian = weight @ ((1 - x**2).unsqueeze(-1) * jacobian)
+            x = net[2 * i + 2](x)
     return jacobian
 
 

@@ -106,6 +106,17 @@ def markdown(results: list[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(results: list[Result]) -> str:
+    """What is measured against torch.func, as a short table: the work, and the ratio."""
+    lines = ["| workload | torch.func | Lanewise | ratio |", "|---|---:|---:|---:|"]
+    for result in results:
+        if {OWN, TORCH_FUNC} <= result.seconds.keys():
+            own, peer = result.seconds[OWN], result.seconds[TORCH_FUNC]
+            cells = [result.workload.about, duration(peer), duration(own), f"{peer / own:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def as_json(results: list[Result]) -> str:
     """Everything that was measured."""
     rows = [
