@@ -10,7 +10,6 @@ aten = torch.ops.aten
 pointwise(
     aten.__ilshift__.Scalar, aten.__ilshift__.Tensor, aten.__lshift__.Scalar, aten.__lshift__.Tensor,
     aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten._conj_physical.default,
-    aten._prelu_kernel.default, aten._prelu_kernel_backward.default,
     aten.abs.default, aten.abs_.default, aten.acos.default, aten.acos_.default, aten.acosh.default,
     aten.acosh_.default, aten.add.Scalar, aten.add.Tensor, aten.add_.Scalar, aten.add_.Tensor, aten.addcdiv.default,
     aten.addcdiv_.default, aten.addcmul.default, aten.addcmul_.default, aten.alias_copy.default, aten.angle.default,
@@ -52,7 +51,7 @@ pointwise(
     aten.leaky_relu_.default, aten.leaky_relu_backward.default, aten.lerp.Scalar, aten.lerp.Tensor,
     aten.lerp_.Scalar, aten.lerp_.Tensor, aten.lgamma.default, aten.lgamma_.default, aten.log.default,
     aten.log10.default, aten.log10_.default, aten.log1p.default, aten.log1p_.default, aten.log2.default,
-    aten.log2_.default, aten.log_.default, aten.log_sigmoid_backward.default, aten.log_sigmoid_forward.default,
+    aten.log2_.default, aten.log_.default, aten.log_sigmoid_forward.default,
     aten.logaddexp.default, aten.logaddexp2.default, aten.logical_and.default, aten.logical_and_.default,
     aten.logical_not.default, aten.logical_not_.default, aten.logical_or.default, aten.logical_or_.default,
     aten.logical_xor.default, aten.logical_xor_.default, aten.logit.default, aten.logit_.default,
@@ -120,3 +119,20 @@ def clamp(level, x, *bounds, **named):
     # The gradients of two bounds that are wider than x go wrong in torch.
     x, *bounds = (None if operand is None else align(operand) for operand in operands)
     return torch.clamp(x.expand(full), *bounds)
+
+
+def _full_size(op):
+    """Rule of a pointwise kernel that makes its result as large as one operand: all get the full size first."""
+
+    def run(level, *operands):
+        align = aligner(level, list(operands))
+        # On CUDA the buffer of log_sigmoid is empty.
+        full = (level.size, *torch.broadcast_shapes(*[x.shape for x in operands if x.shape != (0,)]))
+        return op(*[align(x) if x.shape == (0,) else align(x).expand(full) for x in operands])
+
+    lane_rule(op)(run)
+
+
+_full_size(aten._prelu_kernel.default)
+_full_size(aten._prelu_kernel_backward.default)
+_full_size(aten.log_sigmoid_backward.default)
