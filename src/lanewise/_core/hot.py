@@ -7,7 +7,7 @@ cannot be sure of; the general path then does the same thing more slowly.
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.plane import map_tensors
@@ -45,7 +45,7 @@ def pointwise_path(call: Callable) -> Callable:
                 return level.wrap(level.below(call, value))
             # `level.wrap`, written out for the commonest operations of all.
             out = call(value)
-            wrapper = make_wrapper(BatchTensor, x.shape, strides=out.stride()[1:], dtype=out.dtype, device=out.device)
+            wrapper = make_wrapper(BatchTensor, x.shape, out.stride()[1:], None, None, out.dtype, strided, out.device)
             wrapper.value = out
             wrapper.level = level
             wrapper.mapped = True

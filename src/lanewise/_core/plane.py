@@ -144,7 +144,7 @@ def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> 
 
 def new_wrapper(kind: type, value: Tensor, shape: Any, strides: Any) -> Any:
     """A bare wrapper of class `kind` with the dtype and device of `value`."""
-    return make_wrapper(kind, shape, strides=strides, dtype=value.dtype, device=value.device)
+    return make_wrapper(kind, shape, strides, None, None, value.dtype, torch.strided, value.device)
 
 
 def sync(wrapper: Plane) -> None:
