@@ -162,16 +162,19 @@ def stack_results(func: OpOverload, outs: list) -> Any:
 
 
 def _no_lanes(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
-    """Shapes and dtypes of an empty batch, from one call on a lane of zeros."""
+    """Shapes and dtypes of an empty batch, from one call on a lane of zeros that autograd connects to the operands."""
 
     def blank(tensor: Any) -> Tensor:
-        return tensor.value.new_zeros(tensor.shape) if level.mapped(tensor) else level.physical(tensor)
+        if not level.mapped(tensor):
+            return level.physical(tensor)
+        value = tensor.value
+        return value.sum(0) if value.is_floating_point() or value.is_complex() else value.new_zeros(tensor.shape)
 
     blank_args, blank_kwargs = replace_tensors(blank, args, kwargs)
     if func._schema.is_mutable:
         return None
     out = func(*blank_args, **blank_kwargs)
-    return map_tensors(lambda tensor: tensor.new_empty((0, *tensor.shape)), out)
+    return map_tensors(lambda tensor: tensor.unsqueeze(0)[:0], out)
 
 
 def has_tensors(args: tuple, kwargs: dict) -> bool:

@@ -5,6 +5,7 @@ from math import prod
 import torch
 
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
 
 aten = torch.ops.aten
 CACHE = 1 << 20  # bytes
@@ -82,7 +83,8 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
             out = unfold(aten.convolution(fold(x.value), weight, own_bias, *options, groups), lanes)
         return _with_bias(level, out, bias) if own_bias is None else out
     if lanes == 0:
-        return _no_lanes(level, x, weight, options, groups)
+        one = aten.convolution(lane_of_zeros(level, x), lane_of_zeros(level, weight), None, *options, groups)
+        return _with_bias(level, no_lanes(one), bias)
     if level.mapped(x):
         out = aten.convolution(into_channels(x.value), weight.value.flatten(0, 1), None, *options, lanes * groups)
         out = out_of_channels(out, lanes)
@@ -97,14 +99,8 @@ def _with_bias(level, out, bias):
         return out
     value = level.physical(bias)
     ones = [1] * (out.dim() - 3)
-    return out + (value.reshape(level.size, 1, -1, *ones) if level.mapped(bias) else value.reshape(-1, *ones))
-
-
-def _no_lanes(level, x, weight, options, groups):
-    """[0, N, O, *sp_out]"""
-    like = level.physical(x)
-    out = aten.convolution(like.new_zeros(x.shape), like.new_zeros(weight.shape), None, *options, groups)
-    return out.new_empty(0, *out.shape)
+    rows = bias.shape[0]
+    return out + (value.reshape(level.size, 1, rows, *ones) if level.mapped(bias) else value.reshape(rows, *ones))
 
 
 # --- backward --------------------------------------------------------------------------------------------------------

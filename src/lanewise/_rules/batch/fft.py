@@ -3,6 +3,7 @@
 import torch
 
 from lanewise._rules.batch.families import lane_rule, shift_dim
+from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
 
 aten = torch.ops.aten
 
@@ -12,8 +13,7 @@ def _transform(op):
     def transform(level, x, dim, *args):
         """x [B, *S] -> [B, *S], half of the last dim in `dim` where the signal is real; no dims leave x as it is"""
         if level.size == 0:
-            one = op(x.value.new_zeros(x.shape), dim, *args)
-            return one.new_empty(0, *one.shape)
+            return no_lanes(op(lane_of_zeros(level, x), dim, *args))
         return op(x.value, [shift_dim(axis, x.dim()) for axis in dim], *args)
 
 

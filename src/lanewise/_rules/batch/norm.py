@@ -211,7 +211,7 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
     lanes, statistics_vary = level.size, level.mapped(mean) or level.mapped(var)
     options = (training, momentum, eps)
     if lanes == 0:
-        out = level.physical(x).new_empty(0, *x.shape)
+        out = _scaled_channels(level, level.expanded(x) * 1, weight, bias)
         return out, *[out.new_empty(0, x.shape[1] if training else 0)] * 2
     if not level.mapped(x) and not statistics_vary:
         out, *saved = (t.expand(lanes, *t.shape) for t in aten.native_batch_norm(x, None, None, mean, var, *options))

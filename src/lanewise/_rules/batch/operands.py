@@ -12,6 +12,18 @@ def at_least_1d(level: BatchLevel, x: Tensor) -> Tensor:
     return value if x.dim() else value.unsqueeze(1)
 
 
+def lane_of_zeros(level: BatchLevel, x: Tensor) -> Tensor:
+    """[*S], what an operation that refuses empty batches gets where there are no lanes; autograd connects it to x"""
+    if not level.mapped(x):
+        return level.physical(x)
+    return x.value.sum(0) if x.is_floating_point() or x.is_complex() else x.value.new_zeros(x.shape)
+
+
+def no_lanes(one: Tensor) -> Tensor:
+    """[*S], the result for a lane of zeros -> [0, *S]"""
+    return one.unsqueeze(0)[:0]
+
+
 def lane_numbers(level: BatchLevel, like: Tensor, rank: int) -> Tensor:
     """0 .. B-1 as [B, 1, ..., 1] with `rank` dims in all"""
     return torch.arange(level.size, device=like.device).view(level.size, *[1] * (rank - 1))

@@ -9,6 +9,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import map_tensors
 from lanewise._rules.batch.families import bind, lane_rule
+from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
 from lanewise._torch_compat import OpOverload
 
 aten = torch.ops.aten
@@ -126,8 +127,7 @@ def _moving(op):
     def move(level, x, *args):
         """x [B, *batch, C, H, W]; torch's kernels give images without elements the wrong shape"""
         if level.size == 0:
-            one = op(x.value.new_zeros(x.shape), *args)
-            return one.new_empty(0, *one.shape)
+            return no_lanes(op(lane_of_zeros(level, x), *args))
         return op(x.value, *args)
 
 
