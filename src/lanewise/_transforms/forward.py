@@ -11,7 +11,7 @@ from lanewise._core.linear import LinearLevel
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active
-from lanewise._transforms.arguments import check_outputs, refuse_peer, split_aux
+from lanewise._transforms.arguments import check_outputs, function_name, refuse_peer, split_aux
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -30,27 +30,29 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
         `(output, tangent of output)`, with `aux` as a third where `has_aux`. Integer outputs have zero tangents.
 
     Raises:
-        TransformError: The structures or shapes of primals and tangents differ, or an output is not a tensor.
-        ArgumentError: A primal or a tangent is neither floating-point nor complex.
+        RuntimeError: The structures or shapes of primals and tangents differ, or an output is not a tensor.
+        ValueError: A primal or a tangent is neither floating-point nor complex.
 
-    >>> import torch
-    >>> jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))
-    (tensor([0., 0.]), tensor([1., 1.]))
+    Example:
+        >>> import torch
+        >>> from lanewise import jvp
+        >>> jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))
+        (tensor([0., 0.]), tensor([1., 1.]))
     """
     if is_compiling():
         return traced("jvp", func, primals, tangents, strict=strict, has_aux=has_aux)
     if peer_engine_active():
         raise refuse_peer("jvp")
-    leaves, tangent_leaves, spec = check_primals("jvp", primals, tangents)
+    leaves, tangent_leaves, spec = check_primals(func, primals, tangents)
     with DualLevel() as level:
         duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]
         out = func(*(duals if spec is None else unflatten(duals, spec)))
-        value, aux = split_aux("jvp", out, has_aux) if has_aux else (out, None)
+        value, aux = split_aux(_text("jvp", func), out, has_aux) if has_aux else (out, None)
         if isinstance(value, Tensor):
             result, pushed = leave_leaf(level, value, strict)
         else:
             outputs, out_spec = flatten(value)
-            check_outputs("jvp", value, outputs)
+            check_outputs(_text("jvp", func), value, outputs)
             pairs = [leave_leaf(level, leaf, strict) for leaf in outputs]
             result = unflatten([p for p, _ in pairs], out_spec)
             pushed = unflatten([t for _, t in pairs], out_spec)
@@ -73,13 +75,20 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
         returns the tangent of the output.
 
     Raises:
-        TransformError: An argument or an output is not a tensor, or (from `jvp_fn`) the tangents do not match.
+        RuntimeError: An argument or an output is not a tensor, or (from `jvp_fn`) the tangents do not match.
+        ValueError: A primal is neither floating-point nor complex.
 
-    >>> import torch
-    >>> value, push = linearize(torch.sin, torch.zeros(2))
-    >>> push(torch.ones(2))
-    tensor([1., 1.])
+    Example:
+        >>> import torch
+        >>> from lanewise import linearize
+        >>> value, push = linearize(torch.sin, torch.zeros(2))
+        >>> push(torch.ones(2))
+        tensor([1., 1.])
     """
+    if is_compiling():
+        return traced("linearize", func, *primals)
+    if peer_engine_active():
+        raise refuse_peer("linearize")
     # The alternative, the transpose of the transpose by two reverse passes, needs the second derivative formulas that
     # fused attention, cdist and others lack, knows no user's `jvp`, and takes about twice as long per call for small
     # tensors (10 operations on 5 numbers: 98 us against 50 us) and as long for large ones.
@@ -88,18 +97,19 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
         if not isinstance(leaf, Tensor):
             raise TransformError(
                 at_user_line(
-                    f"linearize: Expected primals to only contain Tensors, got {type(leaf)} "
-                    f"at {leaf_names(primals, 'primals')[position]}"
+                    f"{_text('linearize', func)}: Expected primals to only contain Tensors, got {type(leaf)} "
+                    f"for {leaf_names(primals, 'primals')[position]}",
+                    f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
                 )
             )
-        check_pair("linearize", leaf, leaf, position)
+        check_pair("linearize", func, leaf, leaf, position)
     with LinearLevel() as linear:
         tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
         with DualLevel(preserve=linear.preserve) as level:
             duals = [level.wrap(x, t) for x, t in zip(leaves, tangents)]
             out = func(*unflatten(duals, spec))
             outputs, out_spec = flatten(out)
-            check_outputs("linearize", out, outputs)
+            check_outputs(_text("linearize", func), out, outputs)
             pairs = [leave_leaf(level, leaf) for leaf in outputs]
         values = [linear.plain(value) for value, _ in pairs]
         program = linear.program(tangents, [t for _, t in pairs])
@@ -140,22 +150,31 @@ def check_tangent(position: int, t: Any, x: Tensor) -> None:
             )
 
 
-def check_primals(api: str, primals: Any, tangents: Any) -> tuple[list[Tensor], list[Tensor], Any]:
+_AS_TUPLES = "jvp(f, (x, y), (t_x, t_y))  # tuples of the arguments and of their tangents"
+
+
+def _text(api: str, func: Callable) -> str:
+    """The call as written."""
+    return f"{api}({function_name(func)}, {'primals, tangents' if api == 'jvp' else '*primals'})"
+
+
+def check_primals(func: Callable, primals: Any, tangents: Any) -> tuple[list[Tensor], list[Tensor], Any]:
     """Leaves of primals and tangents and their structure (None: a tuple of tensors); raises where they do not match."""
     if type(primals) is tuple and type(tangents) is tuple and len(primals) == len(tangents):
-        for x, t in zip(primals, tangents):
+        for position, (x, t) in enumerate(zip(primals, tangents)):
             if not isinstance(x, Tensor) or not isinstance(t, Tensor):
                 break
-            check_pair(api, x, t, 0)
+            check_pair("jvp", func, x, t, position)
         else:
             if primals:
                 return list(primals), separate(tangents), None
+    site = _text("jvp", func)
     if not isinstance(primals, tuple):
         raise TransformError(
             at_user_line(
-                f"{api}: Expected primals to be a tuple. E.g. it should be valid to call f(*primals). "
+                f"{site}: Expected primals to be a tuple. E.g. it should be valid to call f(*primals). "
                 f"Got {type(primals)}",
-                f"{api}(f, (x,), (t,))",
+                _AS_TUPLES,
             )
         )
     leaves, spec = flatten(primals)
@@ -163,45 +182,46 @@ def check_primals(api: str, primals: Any, tangents: Any) -> tuple[list[Tensor], 
     if spec != tangent_spec:
         raise TransformError(
             at_user_line(
-                f"{api}: Expected primals and tangents to have the same python structure. For example, if primals is a "
-                f"tuple of 3 tensors, tangents also must be. Got primals with structure {spec} and tangents with "
-                f"structure {tangent_spec}"
+                f"{site}: Expected primals and tangents to have the same python structure. For example, if primals is "
+                f"a tuple of 3 tensors, tangents also must be. Got primals with structure {spec} and tangents with "
+                f"structure {tangent_spec}",
+                _AS_TUPLES,
             )
         )
     if not leaves:
-        raise TransformError(
-            at_user_line(f"{api}: Expected primals to contain at least one Tensor.", f"{api}(f, (x,), (t,))")
-        )
+        raise TransformError(at_user_line(f"{site}: Expected primals to contain at least one Tensor.", _AS_TUPLES))
     for position, (x, t) in enumerate(zip(leaves, tangent_leaves, strict=True)):
         for what, tree, leaf in (("primals", primals, x), ("tangents", tangents, t)):
             if not isinstance(leaf, Tensor):
                 raise TransformError(
                     at_user_line(
-                        f"{api}: Expected {what} to only contain Tensors, got {type(leaf)} "
-                        f"at {leaf_names(tree, what)[position]}"
+                        f"{site}: Expected {what} to only contain Tensors, got {type(leaf)} "
+                        f"for {leaf_names(tree, what)[position]}",
+                        f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
                     )
                 )
-        check_pair(api, x, t, position)
+        check_pair("jvp", func, x, t, position)
     return leaves, separate(tangent_leaves), spec
 
 
-def check_pair(api: str, x: Tensor, t: Tensor, position: int) -> None:
+def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) -> None:
     """Raise unless both can be differentiated and have the same shape."""
     for what, tensor in (("primal", x), ("tangent", t)):
         if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             raise ArgumentError(
                 at_user_line(
-                    f"{api}: Expected {what} to be floating point or complex, but got: {tensor.dtype} "
+                    f"{_text(api, func)}: Expected {what} to be floating point or complex, but got: {tensor.dtype} "
                     f"{list(tensor.shape)} ({what} {position})",
-                    f"{what}.float()",
+                    f"{what}.float()  # or close over it, if it is an index",
                 )
             )
     if x.shape != t.shape:
         raise TransformError(
             at_user_line(
-                f"{api}: Trying to set a forward gradient that has a different size than that of the original "
-                f"Tensor, this is not supported. Tensor is of size {list(x.shape)} while the given forward gradient "
-                f"is of size {list(t.shape)} (primal {position})"
+                f"{_text(api, func)}: Trying to set a forward gradient that has a different size than that of the "
+                f"original Tensor, this is not supported. Tensor is of size {list(x.shape)} while the given forward "
+                f"gradient is of size {list(t.shape)} (primal {position})",
+                "t.expand_as(x)  # a tangent for each element of the primal",
             )
         )
 
