@@ -4,6 +4,7 @@
     python -m tests.opdb.sweep -k matmul -k '^linalg'        only ops whose name matches one of these patterns
     python -m tests.opdb.sweep --composition vmap_jvp        another composition (repeatable; `all` for all of them)
     python -m tests.opdb.sweep --jobs 2 --json out.json      two processes; every outcome as JSON
+    python -m tests.opdb.sweep --composition all --docs      the counts into docs/coverage.md
     python -m tests.opdb.sweep --fraction 0.15 --seed 0      a seeded share of the ops
     python -m tests.opdb.sweep --failures --traceback        only what is not right, with the tracebacks of failures
 
@@ -87,6 +88,29 @@ def totals(outcomes: list[dict]) -> str:
         rest = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         rows.append(f"{composition}: {passed}/{checked} right ({rest})")
     return "\n".join(rows)
+
+
+def table(outcomes: list[dict]) -> str:
+    """Counts per composition for the docs, with the torch they hold for."""
+    rows = [
+        "| composition | ops to check | right | of these, once per lane | known gaps | wrong or failed |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for composition in dict.fromkeys(outcome["composition"] for outcome in outcomes):
+        counts = Counter(verdict(o) for o in outcomes if o["composition"] == composition)
+        right = counts["ok"] + counts["slow"] + counts["fixed"]
+        checked = sum(counts.values()) - counts["none"]
+        cells = [composition, checked, right, counts["slow"], counts["gap"], checked - right - counts["gap"]]
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([*rows, "", f"torch {torch.__version__}, {len(OPS)} ops."]) + "\n"
+
+
+def write_docs(outcomes: list[dict]) -> None:
+    """Put the table into its place in docs/coverage.md."""
+    page = Path(__file__).parents[2] / "docs" / "coverage.md"
+    begin, end = "<!-- table -->", "<!-- end of table -->"
+    text = page.read_text()
+    page.write_text(f"{text.split(begin)[0]}{begin}\n{table(outcomes)}{end}{text.split(end)[1]}")
 
 
 def _worker(args: argparse.Namespace) -> None:
@@ -215,6 +239,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--docs", action="store_true", help="put the counts into docs/coverage.md")
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the ops to run")
     parser.add_argument("--seed", type=int, default=0, help="which share")
     parser.add_argument("--cap", type=int, default=6, help="most samples per op")
@@ -236,6 +261,8 @@ def main() -> int:
         if not args.failures or verdict(outcome) not in ("ok", "none", "slow"):
             print(line(outcome), flush=True)
     print(totals(outcomes))
+    if args.docs:
+        write_docs(outcomes)
     if args.json:
         Path(args.json).write_text(json.dumps(outcomes, indent=1))
     return int(any(verdict(outcome) not in GOOD for outcome in outcomes))
