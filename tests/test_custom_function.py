@@ -794,7 +794,7 @@ def test_what_lanes_keep_must_fit():
 def test_escaped_argument():
     kept = []
     vmap(lambda x: kept.append(x) or x)(torch.randn(2, 3))
-    with pytest.raises(errors.EscapedTensorError, match="may have escaped from inside a function being transformed"):
+    with pytest.raises(errors.EscapedTensorError, match="may have escaped from inside a function being vmapped"):
         OldStyle.apply(kept[0], kept[0])
 
 

@@ -120,9 +120,10 @@ def replace_tensors(fn: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 def escaped(level: Level, func: Any) -> EscapedTensorError:
     """The error for an operation on a wrapper whose transform has ended."""
+    done = "vmapped" if repr(level).startswith("vmap") else "transformed"
     return EscapedTensorError(
         at_user_line(
-            f"{func}: your tensor may have escaped from inside a function being transformed: it belongs to "
+            f"{func}: your tensor may have escaped from inside a function being {done}: it belongs to "
             f"{level!r}, which has ended. It was kept in a list, an attribute or a closure.",
             "return the tensor from the function, and use what the transform returns",
         )
