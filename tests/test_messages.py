@@ -679,6 +679,10 @@ PHRASES = {
         lambda: lw.vmap(lambda x: x.numpy())(steps),
         "Cannot access data pointer of Tensor that doesn't have storage",
     ),
+    "jvp: inside torch.func": (
+        lambda: torch.func.vmap(lambda x: lw.jvp(torch.sin, (x,), (x,)))(x),
+        "called inside a function that torch.func transforms",
+    ),
     "jvp: primals": (
         lambda: lw.jvp(torch.sin, x, x),
         "Expected primals to be a tuple. E.g. it should be valid to call f",

@@ -159,7 +159,7 @@ def _is_one_of(value: Tensor, args: tuple) -> bool:
     return False
 
 
-def _size_along(in_dims: tuple, args: tuple) -> int:
+def _size_along(in_dims: Any, args: tuple) -> int:
     """The number of lanes if all mapped arguments are tensors with as many in their dims, else -1."""
     if len(in_dims) != len(args):
         return -1
@@ -176,7 +176,7 @@ def _size_along(in_dims: tuple, args: tuple) -> int:
     return size
 
 
-def _lanes(level: BatchLevel, in_dims: tuple, args: tuple) -> list:
+def _lanes(level: BatchLevel, in_dims: Any, args: tuple) -> list:
     """The arguments as the function sees them."""
     return [arg if dim is None else level.wrap(arg.movedim(dim, 0) if dim else arg) for arg, dim in zip(args, in_dims)]
 
