@@ -161,7 +161,7 @@ class Level:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
         raise NotImplementedError
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: Any, origin: Any = None) -> Any:
         """Wrap a tensor made while this is the top level, so that lane values may be written into it later."""
         raise NotImplementedError
 

@@ -381,7 +381,7 @@ def _detach_plain(self: Tensor) -> Tensor:
 
     A leaf made from it is then a leaf of each lane. Nothing may be written into it that the plain tensor cannot hold.
     """
-    alias: Tensor = _torch_detach(self)  # type: ignore[call-arg]
+    alias = _torch_detach(self)
     level = current_level()
     if level is None or saving():
         return alias
