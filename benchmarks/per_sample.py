@@ -39,7 +39,7 @@ def _gradients(loss: Tensor, params: Params) -> Params:
 
 @workload("per_sample", 1.0)
 def per_sample_mlp() -> Peers:
-    """MLP 784-256-10, 256 examples"""
+    """per-sample gradients, MLP 784-256-10, 256 examples"""
     net = mlp(784, 256, 10, activation=nn.ReLU)
     params, x, y = parameters_of(net), random(256, 784), labels(256)
     w1, b1, w2, b2 = params.values()
@@ -66,7 +66,7 @@ def per_sample_mlp() -> Peers:
 
 @workload("per_sample", 1.2, tolerance=1e-3)
 def per_sample_cnn() -> Peers:
-    """CNN with GroupNorm on 28 x 28 images, 64 examples"""
+    """per-sample gradients, CNN with GroupNorm, 64 images of 28 x 28"""
     net = cnn()
     params, x, y = parameters_of(net), random(64, 1, 28, 28), labels(64)
 
@@ -109,7 +109,7 @@ def per_sample_cnn() -> Peers:
 
 @workload("per_sample", 1.1)
 def per_sample_transformer() -> Peers:
-    """transformer block of width 64, sequences of 32, 32 examples"""
+    """per-sample gradients, transformer block of width 64, 32 sequences of 32"""
     net = block()
     params, x, y = parameters_of(net), random(32, 32, 64), labels(32)
 
