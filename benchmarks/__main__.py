@@ -68,7 +68,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"))
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--docs", action="store_true", help="put the tables into docs/benchmarks.md and README.md")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.docs and (options.only or options.quick):
+        parser.error("--docs takes a full run: leave --only and --quick out")
+    return options
 
 
 def _measure(workload: Workload, options: argparse.Namespace) -> Result:
