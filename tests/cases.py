@@ -96,6 +96,7 @@ class Case:
     order: int = 2
     tol: tuple[float, float] | None = None
     differences: bool = True  # False: torch's gradient is not the derivative on purpose (padding_idx), or not in double
+    empty: bool = True  # False: torch's own double backward fails without elements, so lanes there must be
 
     def draw(self, lanes: int = 5, seed: int = 0) -> list[tuple[torch.Tensor, ...]]:
         """Inputs of each lane."""
@@ -234,7 +235,11 @@ REDUCTIONS = [
 
 VIEWS = [
     Case("reshape", lambda x: x.reshape(-1).sin() + x.t().reshape(6), (normal(2, 3),)),
-    Case("view_flatten", lambda x: x.view(3, 4).flatten() * x.unflatten(0, (1, 2)).flatten(), (normal(2, 6),)),
+    Case(
+        "view_flatten",
+        lambda x: x.contiguous().view(3, 4).flatten() * x.unflatten(0, (1, 2)).flatten(),
+        (normal(2, 6),),
+    ),
     Case(
         "transpose_permute",
         lambda x: x.permute(2, 0, 1).sin() + x.transpose(0, -1).transpose(1, 2),
@@ -279,7 +284,7 @@ VIEWS = [
     ),
     Case("tril_triu", lambda x: x.tril() * x.triu(-1) + x.tril(1).sin(), (normal(3, 3),)),
     Case("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2).sin(), (normal(4, 2, 2),)),
-    Case("real_views", lambda x: torch.view_as_real(torch.view_as_complex(x.sin())), (normal(3, 2),)),
+    Case("real_views", lambda x: torch.view_as_real(torch.view_as_complex(x.sin().contiguous())), (normal(3, 2),)),
     Case("empty_tensor", lambda x: (x[:0].sum(), x[:0] * 2, torch.cat([x[:0], x])), (normal(3),)),
 ]
 
@@ -313,13 +318,19 @@ INDEXING = [
         (normal(4, 2), normal(2, 2)),
     ),
     Case("masked_scatter", lambda x, m, s: x.masked_scatter(m, s).sin(), (normal(4), bools(4), normal(4)), 1),
-    Case("one_hot_embedding", lambda i, w: F.embedding(i, w).sin() + F.one_hot(i, 4).sum(), (ints(4, 3), normal(4, 2))),
+    Case(
+        "one_hot_embedding",
+        lambda i, w: F.embedding(i, w).sin() + F.one_hot(i, 4).sum(),
+        (ints(4, 3), normal(4, 2)),
+        empty=False,
+    ),
     Case(
         "embedding_padding",
         lambda w, i: F.embedding(i, w, padding_idx=1).sin(),
         (normal(4, 2), ints(4, 5)),
         2,
         differences=False,
+        empty=False,
     ),
     Case("embedding_bag", lambda w, i: F.embedding_bag(i, w, mode="mean"), (normal(4, 2), ints(4, 2, 3)), 1),
     Case("sort", lambda x: tuple(x.sort(0)) + tuple(x.sort(dim=1, descending=True, stable=True)), (distinct(3, 4),)),
@@ -332,7 +343,7 @@ INDEXING = [
         0,
     ),
     Case("bincount_histc", lambda x: torch.histc(x, 4, -2, 2), (normal(8),), 0),
-    Case("unravel", lambda x: x.view(-1)[x.argmax()] * x.sum(), (distinct(3, 2),)),
+    Case("unravel", lambda x: x.reshape(-1)[x.argmax()] * x.sum(), (distinct(3, 2),)),
 ]
 
 MATMUL = [
@@ -418,9 +429,10 @@ NETWORK = [
     Case("layer_norm", lambda x, w, b: F.layer_norm(x, (3,), w, b), (normal(2, 3), normal(3), normal(3))),
     Case("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), (normal(2, 4, 3), normal(4), normal(4))),
     Case("instance_norm", lambda x: F.instance_norm(x), (normal(2, 2, 4),)),
+    # torch's own backward is wrong for a weight with strides, such as a lane of a tensor mapped at its end.
     Case(
         "batch_norm_train",
-        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda x, w, b: F.batch_norm(x, None, None, w.contiguous(), b, training=True),
         (normal(4, 2), normal(2), normal(2)),
     ),
     Case(

@@ -34,9 +34,11 @@ class Layout(NamedTuple):
         return f"in_dims={self.in_dims} lanes={self.lanes}"
 
 
-def each_layout(lanes: Sequence[Tensors], check: Callable[[Layout], None], most: int | None = None) -> None:
-    """Run a check for every layout (at most so many); a failure names the layout."""
-    for layout in list(layouts(lanes[0]))[:most]:
+def each_layout(
+    lanes: Sequence[Tensors], check: Callable[[Layout], None], most: int | None = None, empty: bool = True
+) -> None:
+    """Run a check for every layout (at most so many, without lanes only if `empty`); a failure names the layout."""
+    for layout in [layout for layout in layouts(lanes[0]) if empty or layout.lanes][:most]:
         try:
             check(layout)
         except Exception as error:
