@@ -151,8 +151,8 @@ def _comparison(digits: data.Digits, trained: Trained, size: Size) -> None:
     n = size.timed_examples
     section("3. One call against the loop")
     explain(
-        f"""The gradients of {n:,} examples with respect to all parameters, computed in three ways on
-        {torch.get_num_threads()} thread(s); median wall time. The difference is the largest one between any entry and
+        f"""The gradients of {n:,} examples with respect to all parameters, computed in three ways on one thread; median
+        CPU time, which other programs do not disturb. The difference is the largest one between any entry and
         Lanewise's."""
     )
     timings = peers.compare(trained.net, trained.params, digits.images[:n], digits.given[:n], size.timed_rounds)
