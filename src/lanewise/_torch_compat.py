@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._C._autograd
+import torch._C._dynamo.eval_frame
 import torch._decomp
 import torch._library.custom_ops
 import torch._ops

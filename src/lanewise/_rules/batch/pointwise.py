@@ -117,8 +117,8 @@ def clamp(level, x, *bounds, **named):
     align = aligner(level, given)
     full = (level.size, *torch.broadcast_shapes(*[operand.shape for operand in given]))
     # The gradients of two bounds that are wider than x go wrong in torch.
-    x, *bounds = (None if operand is None else align(operand) for operand in operands)
-    return torch.clamp(x.expand(full), *bounds)
+    x, *bounds = operands
+    return torch.clamp(align(x).expand(full), *(None if bound is None else align(bound) for bound in bounds))
 
 
 def _full_size(op):
