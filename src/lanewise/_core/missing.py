@@ -142,6 +142,14 @@ def stack_results(func: OpOverload, outs: list) -> Any:
     """Stack the results of the lanes, leaf by leaf."""
     first = outs[0]
     if isinstance(first, Tensor):
+        if first.layout is not torch.strided:
+            raise TransformError(
+                at_user_line(
+                    f"vmap: {func} makes a sparse tensor {list(first.shape)} in each lane, which has no strides to put "
+                    "lanes into",
+                    "torch.zeros(shape).index_put_(indices, values)  # a dense tensor",
+                )
+            )
         if any(out.shape != first.shape for out in outs):
             shapes = [list(out.shape) for out in outs]
             other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])

@@ -57,9 +57,9 @@ def fold(x):
     return x.flatten(0, 1)
 
 
-def unfold(x, lanes):
-    """The inverse of `fold`."""
-    return x.unflatten(0, (lanes, x.shape[0] // max(lanes, 1)))
+def unfold(x, lanes, images):
+    """The inverse of `fold` for `images` in each lane."""
+    return x.unflatten(0, (lanes, images))
 
 
 def shape_of(x, *shape):
@@ -80,7 +80,7 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
         if not level.mapped(x):
             out = aten.convolution(x, weight, own_bias, *options, groups).expand(lanes, *([-1] * x.dim()))
         else:
-            out = unfold(aten.convolution(fold(x.value), weight, own_bias, *options, groups), lanes)
+            out = unfold(aten.convolution(fold(x.value), weight, own_bias, *options, groups), lanes, x.shape[0])
         return _with_bias(level, out, bias) if own_bias is None else out
     if lanes == 0:
         one = aten.convolution(lane_of_zeros(level, x), lane_of_zeros(level, weight), None, *options, groups)
@@ -139,7 +139,7 @@ def _input_gradient(level, grad, x, weight, options, groups):
             dummy = shape_of(like, *x.shape)
             return _backward(grad, dummy, weight, options, groups, 0).expand(lanes, *x.shape)
         dummy = shape_of(like, lanes * images, channels, *extent)
-        return unfold(_backward(fold(grad.value), dummy, weight, options, groups, 0), lanes)
+        return unfold(_backward(fold(grad.value), dummy, weight, options, groups, 0), lanes, images)
     dummy = shape_of(like, images, lanes * channels, *extent)
     if not level.mapped(grad) and groups == 1:
         filters = into_filters(weight.value) if transposed else into_depth(weight.value)

@@ -5,7 +5,7 @@ of the plane below with the lanes in dim 0.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -50,11 +50,24 @@ def _pointwise(op: OpOverload) -> Any:
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         operands = tensors_of(args, kwargs)
-        enter = level.physical if _aligned(level, operands) else aligner(level, operands, promote=not mutates)
+        enter = level.physical if _aligned(level, operands) else aligner(level, operands, not mutates, _computed_in)
         args, kwargs = replace_tensors(enter, args, kwargs)
-        return op(*args, **kwargs)
+        out = op(*args, **kwargs)
+        if not mutates and isinstance(out, Tensor) and out.dtype is torch.float32:
+            # A weak operand took part at the precision that the kernel computes in; the result has that of the others.
+            dtype = _weak_result(operands) if any(operand.dtype in _HALF for operand in operands) else out.dtype
+            return out.to(dtype) if dtype in _HALF else out
+        return out
 
     return run
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that kernels compute a result of `dtype` in: a 0-dim operand is not rounded to half precision."""
+    return torch.float32 if dtype in _HALF else dtype
 
 
 def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
@@ -73,7 +86,12 @@ def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
     return rank is not None and all(operand.dim() <= rank for operand in operands)
 
 
-def aligner(level: BatchLevel, operands: list[Tensor], promote: bool = True) -> Callable[[Tensor], Tensor]:
+def aligner(
+    level: BatchLevel,
+    operands: list[Tensor],
+    promote: bool = True,
+    cast_to: Callable[[torch.dtype], torch.dtype] = lambda target: target,
+) -> Callable[[Tensor], Tensor]:
     """How to broadcast operands on the plane below as they broadcast on this one, dtypes included.
 
     A mapped operand of lower rank gets dims of size 1 after its lanes. A logical 0-dim operand is weaker in type
@@ -81,7 +99,7 @@ def aligner(level: BatchLevel, operands: list[Tensor], promote: bool = True) -> 
     """
     rank = max(operand.dim() for operand in operands)
     dtypes = {operand.dtype for operand in operands}
-    target = _weak_result(operands, rank) if promote and len(dtypes) > 1 else None
+    target = _weak_result(operands) if promote and len(dtypes) > 1 else None
 
     def align(tensor: Tensor) -> Tensor:
         if type(tensor) is not BatchTensor or tensor.level is not level:
@@ -91,8 +109,10 @@ def aligner(level: BatchLevel, operands: list[Tensor], promote: bool = True) -> 
         value = tensor.value
         missing_dims = rank - (value.dim() - 1)
         if target is not None and tensor.dtype is not torch.bool and tensor.dtype is not target:
-            if rank == 0 or missing_dims == rank:
+            if rank == 0:
                 value = value.to(target)
+            elif missing_dims == rank:
+                value = value.to(cast_to(target))
         if missing_dims:
             value = value.reshape(value.shape[0], *([1] * missing_dims), *value.shape[1:])
         return value
@@ -100,20 +120,19 @@ def aligner(level: BatchLevel, operands: list[Tensor], promote: bool = True) -> 
     return align
 
 
-def _weak_result(operands: list[Tensor], rank: int) -> torch.dtype:
+def _weak_result(operands: list[Tensor]) -> torch.dtype:
     """The dtype that the logical operands promote to."""
     return _promoted(tuple((operand.dtype, operand.dim() == 0) for operand in operands))
 
 
 @cache
 def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
-    dummies = [torch.empty((), dtype=dtype) if weak else torch.empty(1, dtype=dtype) for dtype, weak in kinds]
-    result = dummies[0]
-    for dummy in dummies[1:]:
-        dtype = torch.result_type(result, dummy)
-        weak = result.dim() == 0 and dummy.dim() == 0
-        result = torch.empty((), dtype=dtype) if weak else torch.empty(1, dtype=dtype)
-    return result.dtype
+    strong = [dtype for dtype, weak in kinds if not weak]
+    weak = [dtype for dtype, weak in kinds if weak]
+    if not strong or not weak:
+        return reduce(torch.promote_types, strong or weak)
+    with_dims = torch.empty(1, dtype=reduce(torch.promote_types, strong))
+    return torch.result_type(with_dims, torch.empty((), dtype=reduce(torch.promote_types, weak)))
 
 
 # --- along dims ------------------------------------------------------------------------------------------------------
@@ -225,12 +244,12 @@ def full_reduction(op: OpOverload, along: OpOverload) -> None:
 
 
 def _full_reduction(along: OpOverload) -> Any:
-    reduce = fast_binding(along)
+    reduction = fast_binding(along)
     takes_list = str(along._schema.arguments[1].type) not in ("int", "Optional[int]")
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         if takes_list and args[0].dim():
-            return reduce(args[0].value, list(range(1, args[0].value.dim())), *args[1:], **kwargs)
+            return reduction(args[0].value, list(range(1, args[0].value.dim())), *args[1:], **kwargs)
         flat = level.expanded(args[0]).flatten(1) if args[0].dim() != 0 else level.expanded(args[0]).unsqueeze(1)
         out = along(flat, [1] if takes_list else 1, *args[1:], **kwargs)
         return out[0] if isinstance(out, (list, tuple)) else out
@@ -289,7 +308,10 @@ def _folded(op: OpOverload) -> Any:
             return level.expanded(tensor).flatten(0, 1)
 
         out = op(*[map_tensors(fold, arg) for arg in bound], **{k: map_tensors(fold, v) for k, v in kwargs.items()})
-        return map_tensors(lambda t: t.unflatten(0, (level.size, t.shape[0] // max(level.size, 1))), out)
+        rows = operands[0].shape[0]
+        return map_tensors(
+            lambda t: t.unflatten(0, (level.size, t.shape[0] // level.size if level.size else rows)), out
+        )
 
     return run
 
