@@ -115,7 +115,8 @@ def safe_softmax(level, x, dim, dtype=None):
     masked = value.amax(axis, keepdim=True) == -math.inf
     if type(value) is Tensor and value.device.type == "cpu" and not dispatch_mode_count() and not masked.any():
         return out if x.dim() else out.squeeze(1)
-    out = out.masked_fill(masked, 0)
+    # A row of -inf has a softmax of nan, and so would be its gradient, whatever is filled in afterwards.
+    out = torch.softmax(value.masked_fill(masked, 0), axis, dtype).masked_fill(masked, 0)
     return out if x.dim() else out.squeeze(1)
 
 
