@@ -18,7 +18,20 @@ REFUSALS = {
 _ODDS = "lanes with their own probabilities need their own draws"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
     "bernoulli": {"vmap": _ODDS, "vmap_grad": _ODDS, "grad_vmap": _ODDS, "vmap_vmap": _ODDS},
+    "item": dict.fromkeys(("vmap", "vmap_vmap"), "lanes with different values have no one Python number"),
+    "linalg.matrix_rank": dict.fromkeys(("vmap", "vmap_vmap"), "a tolerance with lanes for a matrix without"),
     "multinomial": {"vmap": _ODDS, "vmap_vmap": _ODDS},
+    "nn.functional.linear_cross_entropy.chunked": dict.fromkeys(
+        ("vmap", "vmap_grad", "grad_vmap", "backward_vmap", "jvp_vmap"), "its chunks of no lanes are none to stack"
+    ),
+    "nn.functional.linear_cross_entropy.chunked_none": dict.fromkeys(
+        ("vmap", "vmap_grad", "grad_vmap", "backward_vmap", "jvp_vmap"), "it writes lanes into buffers made in backward"
+    ),
+    "to_sparse": {"any": "sparse tensors have no lanes"},
+    "torch._scaled_mm": dict.fromkeys(
+        ("vmap", "vmap_vmap"), "torch adds no float8, as rounding them up to lanes would"
+    ),
+    "torch._scaled_mm_v2": {"vmap_vmap": "scales with lanes in the last dim"},
 }
 
 
