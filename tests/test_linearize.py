@@ -166,3 +166,47 @@ def test_a_captured_tensor_that_the_derivative_needs_was_changed():
 
     with pytest.raises(RuntimeError, match="was modified by an in-place operation"):
         linearize(f, data(2))
+
+
+def _scaled_twice(x):
+    y = x.sin()
+    y *= x
+    y *= 2
+    return y
+
+
+def _product_then_sum(x):
+    y = x * 1.0
+    y.mul_(x.clone())
+    y.add_(1.0)
+    return y
+
+
+def _written_through_a_view(x):
+    y = x.clone()
+    y[1:].mul_(x[1:])
+    y.sin_()
+    return y
+
+
+def _square_in_place(x):
+    y = x * 1.0
+    y.mul_(x)
+    return y
+
+
+@pytest.mark.parametrize("f", [_scaled_twice, _product_then_sum, _written_through_a_view, _square_in_place])
+def test_values_overwritten_more_than_once(f):
+    x, t = data(3), data(3)
+    _, push = linearize(f, x)
+    alias = x.clone().requires_grad_()
+    ((pushed,),) = [torch.autograd.functional.jvp(lambda x: (f(x),), alias, t)[1]]
+    assert_same(push(t), pushed.detach())
+
+
+def test_a_primal_changed_after_the_function_had_run():
+    x = data(3)
+    _, push = linearize(lambda x: x * x, x)
+    x.mul_(5)
+    with pytest.raises(RuntimeError, match="modified by an in-place operation after the function had run"):
+        push(data(3))

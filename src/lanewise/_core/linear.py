@@ -96,7 +96,7 @@ class LinearTensor(Plane):
 class LinearLevel(Level):
     """The level of one `linearize`, below its dual level."""
 
-    __slots__ = ("steps", "count", "residuals", "by_memory")
+    __slots__ = ("steps", "count", "residuals", "by_memory", "written")
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +104,8 @@ class LinearLevel(Level):
         self.count = 0
         self.residuals: dict[int, Residual] = {}
         self.by_memory: dict[int, list[Residual]] = {}
+        # Memory that the function writes to: from then on its values are copied as the program refers to them.
+        self.written: set[int] = set()
 
     def __repr__(self) -> str:
         return f"linearize level {self.order}"
@@ -204,6 +206,8 @@ class LinearLevel(Level):
             if tensor.slot is not None:  # type: ignore[attr-defined]
                 return tensor.slot  # type: ignore[attr-defined]
             tensor = tensor.value  # type: ignore[attr-defined]
+        if self.written and not self.written.isdisjoint(_memory(tensor)):
+            return Residual(self.below(torch.clone, tensor))
         residual = self.residuals.get(id(tensor))
         if residual is None:
             residual = self.residuals[id(tensor)] = Residual(tensor)
@@ -214,6 +218,7 @@ class LinearLevel(Level):
     def preserve(self, target: Tensor) -> None:
         """Keep what the program needs of a primal that is about to be overwritten."""
         for memory in _memory(target):
+            self.written.add(memory)
             for residual in self.by_memory.pop(memory, ()):
                 self.residuals.pop(id(residual.value), None)
                 residual.value = self.below(torch.clone, residual.value)
@@ -232,13 +237,16 @@ class LinearLevel(Level):
                 )
         starts = [tangent.slot for tangent in inputs if tangent.slot is not None]
         ends = [getattr(tangent, "slot", None) if self.owns(tangent) else None for tangent in outputs]
-        return Program(self.steps, starts, ends)
+        return Program(self.steps, starts, ends, list(self.residuals.values()))
 
 
 class Program:
     """The linear function of the tangents."""
 
-    def __init__(self, steps: list[Step], inputs: list[Slot], outputs: list[Slot | None]) -> None:
+    def __init__(
+        self, steps: list[Step], inputs: list[Slot], outputs: list[Slot | None], shared: list[Residual]
+    ) -> None:
+        self.shared = [residual for residual in shared if residual.version is not None]
         self.inputs = inputs
         self.outputs = outputs
         self.mutates = any(step.mutates for step in steps)
@@ -249,6 +257,15 @@ class Program:
 
     def __call__(self, tangents: list[Tensor]) -> list[Tensor | None]:
         """The tangents of the outputs."""
+        for residual in self.shared:
+            if residual.value._version != residual.version:
+                raise TransformError(
+                    at_user_line(
+                        f"linearize: a tensor {list(residual.value.shape)} whose value the derivative needs was "
+                        "modified by an in-place operation after the function had run",
+                        "linearize(f, x.clone())  # or write to a copy",
+                    )
+                )
         # An operation in place must not reach the caller's tensors, nor find other strides than when it was recorded.
         known: dict[int, Tensor] = {
             slot.index: t.clone(memory_format=torch.contiguous_format) if self.mutates else t.contiguous()

@@ -55,7 +55,7 @@ def _pointwise(op: OpOverload) -> Any:
         out = op(*args, **kwargs)
         if not mutates and isinstance(out, Tensor) and out.dtype is torch.float32:
             # A weak operand took part at the precision that the kernel computes in; the result has that of the others.
-            dtype = _weak_result(operands) if any(operand.dtype in _HALF for operand in operands) else out.dtype
+            dtype = logical_dtype(operands) if any(operand.dtype in _HALF for operand in operands) else out.dtype
             return out.to(dtype) if dtype in _HALF else out
         return out
 
@@ -99,7 +99,7 @@ def aligner(
     """
     rank = max(operand.dim() for operand in operands)
     dtypes = {operand.dtype for operand in operands}
-    target = _weak_result(operands) if promote and len(dtypes) > 1 else None
+    target = logical_dtype(operands) if promote and len(dtypes) > 1 else None
 
     def align(tensor: Tensor) -> Tensor:
         if type(tensor) is not BatchTensor or tensor.level is not level:
@@ -120,7 +120,7 @@ def aligner(
     return align
 
 
-def _weak_result(operands: list[Tensor]) -> torch.dtype:
+def logical_dtype(operands: list[Tensor]) -> torch.dtype:
     """The dtype that the logical operands promote to."""
     return _promoted(tuple((operand.dtype, operand.dim() == 0) for operand in operands))
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from lanewise._rules.batch.families import aligner, bind, lane_rule, pointwise
+from lanewise._rules.batch.families import aligner, bind, lane_rule, logical_dtype, pointwise
 
 aten = torch.ops.aten
 
@@ -118,7 +118,8 @@ def clamp(level, x, *bounds, **named):
     full = (level.size, *torch.broadcast_shapes(*[operand.shape for operand in given]))
     # The gradients of two bounds that are wider than x go wrong in torch.
     x, *bounds = operands
-    return torch.clamp(align(x).expand(full), *(None if bound is None else align(bound) for bound in bounds))
+    dtype = logical_dtype(given)
+    return torch.clamp(align(x).to(dtype).expand(full), *(None if bound is None else align(bound) for bound in bounds))
 
 
 def _full_size(op):
