@@ -50,14 +50,15 @@ def _pointwise(op: OpOverload) -> Any:
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         operands = tensors_of(args, kwargs)
-        enter = level.physical if _aligned(level, operands) else aligner(level, operands, not mutates, _computed_in)
-        args, kwargs = replace_tensors(enter, args, kwargs)
+        if _aligned(level, operands):
+            args, kwargs = replace_tensors(level.physical, args, kwargs)
+            return op(*args, **kwargs)
+        dtype = logical_dtype(operands)
+        finer = dtype in _HALF and not mutates and operands[0].dim() > 0 and any(x.dtype is not dtype for x in operands)
+        align = aligner(level, operands, not mutates, _computed_in if finer else _as_it_is)
+        args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
-        if not mutates and isinstance(out, Tensor) and out.dtype is torch.float32:
-            # A weak operand took part at the precision that the kernel computes in; the result has that of the others.
-            dtype = logical_dtype(operands) if any(operand.dtype in _HALF for operand in operands) else out.dtype
-            return out.to(dtype) if dtype in _HALF else out
-        return out
+        return out.to(dtype) if finer and isinstance(out, Tensor) and out.dtype is torch.float32 else out
 
     return run
 
@@ -66,8 +67,12 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that kernels compute a result of `dtype` in: a 0-dim operand is not rounded to half precision."""
+    """The dtype that kernels compute in for a result of `dtype`: a second operand of no dims is not rounded to half."""
     return torch.float32 if dtype in _HALF else dtype
+
+
+def _as_it_is(dtype: torch.dtype) -> torch.dtype:
+    return dtype
 
 
 def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
@@ -90,7 +95,7 @@ def aligner(
     level: BatchLevel,
     operands: list[Tensor],
     promote: bool = True,
-    cast_to: Callable[[torch.dtype], torch.dtype] = lambda target: target,
+    cast_to: Callable[[torch.dtype], torch.dtype] = _as_it_is,
 ) -> Callable[[Tensor], Tensor]:
     """How to broadcast operands on the plane below as they broadcast on this one, dtypes included.
 
