@@ -152,8 +152,11 @@ class _Child:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def run(self, name: str, composition: str) -> dict:
-        """The outcome of one task; `crash` or `timeout` when the process did not answer."""
+    def run(self, name: str, composition: str, again: bool = True) -> dict:
+        """The outcome of one task; `crash` or `timeout` when the process did not answer.
+
+        A process that somebody else ended gets a second chance.
+        """
         if self.process is None or self.process.poll() is not None:
             self.process = self._start()
         process = self.process
@@ -179,6 +182,8 @@ class _Child:
             return json.loads(answer)
         code = process.wait()
         self.close()
+        if again and not expired.is_set() and code in (-signal.SIGTERM, -signal.SIGKILL):
+            return self.run(name, composition, again=False)
         if expired.is_set():
             status, detail = "timeout", f"no answer in {self.timeout:g} s"
         else:

@@ -9,24 +9,22 @@ import os
 
 import pytest
 
-from .check import MAIN
+from .check import COMPOSITIONS, MAIN
 from .known_gaps import KNOWN_GAPS
 from .samples import OPS
 from .sweep import GOOD, chosen, line, sweep, verdict
 
 FULL = os.environ.get("LANEWISE_FULL") == "1"
-FRACTION, CAP, GROUPS = (1.0, 6, 40) if FULL else (0.15, 3, 4)
-SHARES = dict.fromkeys(MAIN, FRACTION) | dict.fromkeys(
-    ("vmap_vmap", "vmap_inplace", "backward_vmap", "jvp", "vmap_jvp", "jvp_vmap"), FRACTION if FULL else 0.04
-)
+CAP, GROUPS = (6, 60) if FULL else (3, 6)
+SHARES = {composition: 1.0 if FULL else 0.15 if composition in MAIN else 0.04 for composition in COMPOSITIONS}
+TASKS = sorted((name, composition) for composition, share in SHARES.items() for name in chosen([], share, seed=2))
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-@pytest.mark.parametrize("composition", SHARES)
-def test_group(composition: str, group: int):
-    names = chosen([], SHARES[composition], seed=2)[group::GROUPS]
-    outcomes = list(sweep([(name, composition) for name in names], cap=CAP, timeout=600 if FULL else 120))
-    assert [o["name"] for o in outcomes] == names
+def test_group(group: int):
+    tasks = TASKS[group::GROUPS]
+    outcomes = list(sweep(tasks, cap=CAP, timeout=600 if FULL else 120))
+    assert [(o["name"], o["composition"]) for o in outcomes] == tasks
     bad = [line(o) for o in outcomes if verdict(o) not in GOOD]
     assert not bad, "\n" + "\n".join(bad)
 
