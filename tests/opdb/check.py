@@ -196,6 +196,8 @@ def central_difference(f: Callable, args: Tensors, diff: tuple[int, ...], tangen
     for step in (_STEP, -_STEP):
         moved = tuple(p + step * t for p, t in zip(primals, tangents, strict=True))
         ends.append(_floats(f(*(t.detach() for t in _filled(args, diff, moved)))))
+    if any(t.dtype not in (torch.float64, torch.complex128) for t in ends[0]):
+        raise NoOracle("differences need double precision")
     return tuple((a - b) / (2 * _STEP) for a, b in zip(*ends, strict=True))
 
 

@@ -17,7 +17,9 @@ REFUSALS = {
 # The sweep compares with one draw for all lanes.
 _ODDS = "lanes with their own probabilities need their own draws"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
-    "bernoulli": {"vmap": _ODDS, "vmap_grad": _ODDS, "grad_vmap": _ODDS, "vmap_vmap": _ODDS},
+    "bernoulli": dict.fromkeys(
+        ("vmap", "vmap_grad", "grad_vmap", "vmap_vmap", "backward_vmap", "vmap_jvp", "jvp_vmap"), _ODDS
+    ),
     "item": dict.fromkeys(("vmap", "vmap_vmap"), "lanes with different values have no one Python number"),
     "linalg.matrix_rank": dict.fromkeys(("vmap", "vmap_vmap"), "a tolerance with lanes for a matrix without"),
     "multinomial": {"vmap": _ODDS, "vmap_vmap": _ODDS},
