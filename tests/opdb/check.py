@@ -183,6 +183,8 @@ def lane_jvp(f: Callable, args: Tensors, diff: tuple[int, ...], tangents: Tensor
         grads = torch.autograd.grad(
             tracked, primals, cotangents, create_graph=True, allow_unused=True, materialize_grads=True
         )
+        if not any(g.requires_grad for g in grads):
+            return tuple(torch.zeros_like(t) for t in out)
         found = iter(torch.autograd.grad(grads, cotangents, tangents, allow_unused=True, materialize_grads=True))
     except (RuntimeError, NotImplementedError):
         return central_difference(f, args, diff, tangents)

@@ -16,6 +16,7 @@ REFUSALS = {
 }
 # The sweep compares with one draw for all lanes.
 _ODDS = "lanes with their own probabilities need their own draws"
+_APART = "a view that torch refuses of the slices, too; the sweep's loop has contiguous lanes"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
     "bernoulli": dict.fromkeys(
         ("vmap", "vmap_grad", "grad_vmap", "vmap_vmap", "backward_vmap", "vmap_jvp", "jvp_vmap"), _ODDS
@@ -29,11 +30,14 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
     "nn.functional.linear_cross_entropy.chunked_none": dict.fromkeys(
         ("vmap", "vmap_grad", "grad_vmap", "backward_vmap", "jvp_vmap"), "it writes lanes into buffers made in backward"
     ),
+    "take_along_dim": {"vmap_vmap": _APART},
     "to_sparse": {"any": "sparse tensors have no lanes"},
     "torch._scaled_mm": dict.fromkeys(
         ("vmap", "vmap_vmap"), "torch adds no float8, as rounding them up to lanes would"
     ),
     "torch._scaled_mm_v2": {"vmap_vmap": "scales with lanes in the last dim"},
+    "view_as": {"vmap_vmap": _APART},
+    "view_as_complex": {"vmap_vmap": _APART},
 }
 
 
