@@ -270,6 +270,8 @@ HARD = [
     _program("in_place", "jacfwd", "jvp"),  # and through a view
     _program("function", "jacrev", "jacfwd", "jacrev"),  # a custom backward under a plane that does not record
     _program("function", "vmap", "vmap"),
+    # Lanes that get memory of their own, laid out as CopySlices expects.
+    Program("view_in_place", tuple(Step(kind, True, 1, -1, 2) for kind in ("vmap", "autograd", "jacfwd"))),
 ]
 
 

@@ -422,3 +422,16 @@ def test_promotion_in_the_inner_of_two_vmaps_only():
     x = _x(2, 4)
     want = torch.stack([torch.stack([row[0] + t.sum((0, 1)) for row in t]) for t in x])
     assert_same(vmap(outer)(x), want)
+
+
+@pytest.mark.parametrize("strides", [(1, 2), (3, 1), (10, 3)])
+def test_promotion_keeps_the_layout_that_views_rely_on(strides: tuple[int, int]):
+    def f(t):
+        y = torch.empty_strided((2, 3), strides, dtype=torch.float64)
+        y.copy_(t)
+        column = y.as_strided((2,), (strides[0],), 0)
+        column.mul_(2)
+        return y * 1, column * 1
+
+    assert_same(vmap(f)(_x(4)), loop_vmap(f)(_x(4)))
+    assert_same(vmap(vmap(f), in_dims=1)(_x(2, 3)), loop_vmap(loop_vmap(f), 1)(_x(2, 3)))

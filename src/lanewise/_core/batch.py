@@ -233,7 +233,18 @@ class BatchLevel(Level):
 
 
 def _copy_for_lanes(value: Tensor, size: int) -> Tensor:
-    return value.unsqueeze(0).expand(size, *value.shape).clone(memory_format=torch.contiguous_format)
+    """`[*S]` -> `[size, *S]`, each lane laid out in memory as the value is, on which views of it will rely."""
+    lanes = value.unsqueeze(0).expand(size, *value.shape)
+    strides = value.stride()
+    if value.is_contiguous() or 0 in strides:
+        return lanes.clone(memory_format=torch.contiguous_format)
+    order = [0, *sorted(range(1, lanes.dim()), key=lambda dim: -strides[dim - 1])]
+    if value.permute([dim - 1 for dim in order[1:]]).is_contiguous():
+        back = sorted(range(lanes.dim()), key=order.__getitem__)
+        return lanes.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides))
+    memory = torch.zeros(size, extent, dtype=value.dtype, device=value.device)
+    return memory.as_strided(lanes.shape, (extent, *strides)).copy_(lanes)
 
 
 def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
