@@ -177,6 +177,11 @@ def user_vmap_rule(op: Any) -> Callable | None:
     return None if definition is None else definition._vmap_fn
 
 
+def preserve_version(*tensors: torch.Tensor) -> Any:
+    """A context in which writes to these tensors count no new version. Without it: writes through `Tensor.data`."""
+    return torch.autograd.grad_mode._unsafe_preserve_version_counter(tensors)
+
+
 # The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 

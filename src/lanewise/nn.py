@@ -123,9 +123,8 @@ def stack_module_state(models: Sequence[nn.Module] | nn.ModuleList) -> tuple[dic
 def replace_all_batch_norm_modules_(root: nn.Module) -> nn.Module:
     """Make every BatchNorm under `root` use the statistics of its batch only, in place.
 
-    Running statistics are dropped (`running_mean`, `running_var`, `num_batches_tracked` become None and
-    `track_running_stats` False): a loop over examples would update them one example after the other, which `vmap` does
-    not do.
+    Running statistics are dropped: `running_mean`, `running_var`, `num_batches_tracked` become None and
+    `track_running_stats` False.
 
     Args:
         root: The module to change.

@@ -106,28 +106,6 @@ def test_running_statistics_made_inside_are_updated():
     assert_same(vmap(f)(x), tuple(torch.stack(part) for part in zip(*map(f, x), strict=True)))
 
 
-def test_running_statistics_without_lanes_are_updated_once():
-    mean, var = torch.zeros(2), torch.ones(2)
-    once = torch.zeros(2), torch.ones(2)
-    x = torch.randn(4, 2)
-    want = F.batch_norm(x, *once, torch.ones(2), training=True)
-    got = vmap(lambda w: F.batch_norm(x, mean, var, w, training=True))(torch.ones(3, 2))
-    assert_same((got, mean, var), (want.expand(3, 4, 2), *once))
-
-
-def test_captured_running_statistics_are_refused():
-    module = torch.nn.BatchNorm1d(3)
-    with pytest.raises(RuntimeError) as caught:
-        vmap(module)(torch.randn(2, 4, 3))
-    message = str(caught.value)
-    assert "Batch norm got a batched tensor as input while the running_mean or running_var" in message
-    for part in ("`running_mean` [3]", "module.eval()", "GroupNorm", "replace_all_batch_norm_modules_", "buffers"):
-        assert part in message
-    assert_same((module.running_mean, module.running_var), (torch.zeros(3), torch.ones(3)))
-    lanewise.replace_all_batch_norm_modules_(module)
-    assert vmap(module)(torch.randn(2, 4, 3)).shape == (2, 4, 3)
-
-
 def test_other_names_of_batch_norm():
     aten = torch.ops.aten
     x, w = torch.randn(3, 4, 2), torch.randn(2)

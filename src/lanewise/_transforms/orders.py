@@ -91,7 +91,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     if running_mean is not None:
         # For what it writes into the running statistics.
         with torch.no_grad():
-            torch.batch_norm(x, None, None, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+            torch.batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
     channels = [1, -1] + [1] * (x.dim() - 2)
     out = _normalized(x, [0, *range(2, x.dim())], eps)
     out = out if weight is None else out * weight.reshape(channels)

@@ -6,8 +6,8 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import lift
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._rules.batch.running import update_running
 from lanewise._rules.batch.tracking import constant, is_tracked
-from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -185,25 +185,18 @@ def _out_of_channels(level: BatchLevel, x: Tensor, like: Tensor) -> Tensor:
     return x.reshape(like.shape[0], level.size, *like.shape[1:]).transpose(0, 1)
 
 
-def _written_statistics(level: BatchLevel, x: Tensor, mean: Tensor | None, var: Tensor | None) -> None:
-    """Before a kernel updates running statistics: they need lanes where the input has them."""
-    for name, statistic in (("running_mean", mean), ("running_var", var)):
-        if statistic is None or level.mapped(statistic):
-            continue
-        if level.owns(statistic):
-            lift(statistic)
-        elif level.mapped(x) or level.mapped(mean) or level.mapped(var):
-            raise TransformError(
-                at_user_line(
-                    "vmap: Batch norm got a batched tensor as input while the running_mean or running_var, which will "
-                    f"be updated in place, were not batched: `{name}` {list(statistic.shape)} was made outside the "
-                    "mapped function, and each lane would update it with statistics of its own",
-                    "module.eval()                                       # use the running statistics as they are\n"
-                    "torch.nn.GroupNorm(groups, channels)                # statistics of one example\n"
-                    "lanewise.replace_all_batch_norm_modules_(module)    # batch norm without running statistics\n"
-                    "vmap(f)(xs, buffers)                                # running statistics for each lane, passed in",
-                )
-            )
+def _stand_ins(level: BatchLevel, x: Tensor, statistics: list[Tensor | None]) -> list[Tensor | None]:
+    """For captured running statistics, zeros for a kernel to write into: with lanes if x or any of them has."""
+    lanes = any(level.mapped(t) for t in (x, *statistics))
+    blanks: list[Tensor | None] = []
+    for statistic in statistics:
+        if statistic is None or level.owns(statistic):
+            blanks.append(None)
+        else:
+            shape = (level.size, *statistic.shape) if lanes else statistic.shape
+            blank = torch.zeros(shape, dtype=statistic.dtype, device=statistic.device)
+            blanks.append(level.wrap(blank) if lanes else blank)
+    return blanks
 
 
 def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
@@ -253,13 +246,20 @@ def _batch_norm_rule(op, read):
     def batch_norm(level, x, weight, bias, *rest):
         """x [B, N, C, *sp]; weight, bias, running_mean, running_var [B, C] -> out, and statistics for later"""
         mean, var, training, momentum, eps = read(*rest)
-        if training:
-            _written_statistics(level, x, mean, var)
-        operands = [x, weight, bias, mean, var]
+        statistics = [mean, var]
+        for statistic in statistics:
+            if training and level.owns(statistic):
+                lift(statistic)
+        operands = [x, weight, bias, *statistics]
         mapped = any(level.mapped(t) for t in operands)
-        kept = [t.value if level.owns(t) and not (mapped and t.mapped) else t for t in operands]
+        captured = training and mapped and level.size > 0
+        blanks = _stand_ins(level, x, statistics) if captured else [None, None]
+        given = [x, weight, bias, *[t if blank is None else blank for t, blank in zip(statistics, blanks)]]
+        kept = [t.value if level.owns(t) and not (mapped and t.mapped) else t for t in given]
         options = [*kept, training, momentum, eps]
         parts = _batch_norm(level, *options) if mapped else aten.native_batch_norm(*options)
+        if captured:
+            update_running(level, statistics, blanks, operands, momentum)
         if len(op._schema.returns) == 4:
             reserved = parts[0].new_empty(level.size, 0) if mapped else parts[0].new_empty(0)
             parts = (*parts, reserved.to(torch.uint8))

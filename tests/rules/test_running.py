@@ -1,0 +1,203 @@
+"""Running statistics and counts of batch and instance norm, captured or with lanes, against a Python loop."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lanewise
+from lanewise import functional_call, grad, jacfwd, jvp, stack_module_state, vmap
+from tests.oracles import assert_same
+
+D = torch.float64
+NORMS = {
+    "batch 1d": (lambda m: nn.BatchNorm1d(3, momentum=m), (5, 4, 3)),
+    "batch 2d": (lambda m: nn.BatchNorm2d(3, momentum=m, affine=False), (5, 4, 3, 2, 2)),
+    "instance": (lambda m: nn.InstanceNorm1d(3, momentum=m, affine=True, track_running_stats=True), (5, 2, 3, 4)),
+    "instance, unbatched": (lambda m: nn.InstanceNorm1d(3, momentum=m, track_running_stats=True), (5, 3, 4)),
+}
+
+
+def loop(f):
+    def mapped(*xs):
+        rows = [f(*lane) for lane in zip(*xs, strict=True)]
+        if isinstance(rows[0], tuple):
+            return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        return torch.stack(rows)
+
+    return mapped
+
+
+def plain_grad(f):
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x), x)[0]
+
+    return gradient
+
+
+def cubes(f):
+    return lambda *xs: f(*xs).pow(3).sum()
+
+
+def twice(m):
+    return lambda x: m(m(x) * 2 + 1) + m(x * 3)
+
+
+USES = {
+    "vmap": lambda m: (vmap(m), loop(m)),
+    "chunks": lambda m: (vmap(m, chunk_size=2), loop(m)),
+    "in grad": lambda m: (vmap(grad(cubes(m))), loop(plain_grad(cubes(m)))),
+    "of grad": lambda m: (grad(cubes(vmap(m))), loop(plain_grad(cubes(m)))),
+    "of grad of grad": lambda m: (
+        vmap(grad(lambda x: grad(cubes(m))(x).square().sum())),
+        loop(grad(lambda x: grad(cubes(m))(x).square().sum())),
+    ),
+    "around jvp": lambda m: (vmap(lambda x: jvp(m, (x,), (x.sin(),))), loop(lambda x: jvp(m, (x,), (x.sin(),)))),
+    "in jvp": lambda m: (lambda x: jvp(vmap(m), (x,), (x.sin(),)), loop(lambda x: jvp(m, (x,), (x.sin(),)))),
+}
+
+
+def check(module, use, x):
+    """The same output from a copy under the transform and another in the loop, and the same buffers afterwards."""
+    one, other = copy.deepcopy(module), copy.deepcopy(module)
+    got, want = use(one)[0](x), use(other)[1](x)
+    detach = lambda out: tuple(t.detach() for t in out) if isinstance(out, tuple) else out.detach()
+    assert_same(detach(got), detach(want))
+    assert_same(tuple(one.buffers()), tuple(other.buffers()))
+
+
+@pytest.mark.parametrize("momentum", [0.3, None, 1.0, 0.0])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", NORMS)
+def test_captured_statistics_are_updated_lane_after_lane(name, use, momentum):
+    make, shape = NORMS[name]
+    module = make(momentum).to(D)
+    module(torch.randn(shape[1:], dtype=D))
+    check(module, USES[use], torch.randn(shape, dtype=D))
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("name", NORMS)
+def test_two_deep(name, momentum):
+    make, shape = NORMS[name]
+    check(make(momentum).to(D), lambda m: (vmap(vmap(m)), loop(loop(m))), torch.randn(2, *shape, dtype=D))
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_several_calls_of_one_norm(momentum):
+    """Lane 0 makes all its calls before lane 1 makes any, also where the calls are vmaps inside."""
+    module, x = nn.BatchNorm1d(3, momentum=momentum).to(D), torch.randn(2, 5, 4, 3, dtype=D)
+    check(module, lambda m: (vmap(twice(m)), loop(twice(m))), x[0])
+    check(module, lambda m: (vmap(vmap(twice(m))), loop(loop(twice(m)))), x)
+
+    def mixed(m, mapped):
+        return lambda x: mapped(m)(x).sum() + mapped(twice(m))(x * 2).sum() + m(x.sum(0)).sum() + mapped(m)(-x).sum()
+
+    check(module, lambda m: (vmap(mixed(m, vmap)), loop(mixed(m, loop))), x)
+
+
+def test_several_maps_inside_one_transform():
+    def steps(m, mapped):
+        return lambda x: mapped(m)(x) + mapped(m)(x * 2) + mapped(m)(x * 3)
+
+    module, x = nn.BatchNorm1d(3).to(D), torch.randn(5, 4, 3, dtype=D)
+    check(module, lambda m: (lambda x: jvp(steps(m, vmap), (x,), (x,))[0], steps(m, loop)), x)
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_lanes_of_the_weights_alone_count(momentum):
+    w, x = torch.randn(2, 3, dtype=D), torch.randn(5, 4, 3, dtype=D)
+
+    def each(m, mapped):
+        return lambda w: mapped(lambda x: functional_call(m, {"weight": w}, (x,)))(x)
+
+    def one(m):
+        return lambda w: functional_call(m, {"weight": w}, (x[0],))
+
+    module = nn.BatchNorm1d(3, momentum=momentum).to(D)
+    check(module, lambda m: (vmap(each(m, vmap)), loop(each(m, loop))), w)
+    check(module, lambda m: (vmap(one(m)), loop(one(m))), w)
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_statistics_of_an_ensemble_inside_which_examples_are_mapped(momentum):
+    models = [nn.BatchNorm1d(3, momentum=momentum).to(D) for _ in range(2)]
+    params, buffers = stack_module_state(models)
+    base, x = copy.deepcopy(models[0]), torch.randn(2, 5, 4, 3, dtype=D)
+    got = vmap(lambda p, b, x: vmap(lambda x: functional_call(base, (p, b), (x,)))(x))(params, buffers, x)
+    want = torch.stack([loop(model)(lane) for model, lane in zip(models, x, strict=True)])
+    assert_same(got.detach(), want.detach())
+    _, afterwards = stack_module_state(models)
+    assert_same(tuple(buffers.values()), tuple(afterwards.values()))
+    assert int(base.num_batches_tracked) == 0
+
+
+def test_one_statistic_captured_and_one_with_lanes():
+    x, mean, var = torch.randn(4, 3, dtype=D), torch.randn(3, 3, dtype=D), torch.rand(3, dtype=D)
+    f = lambda var: lambda mean: F.batch_norm(x, mean, var, training=True, momentum=0.2)
+    means, variance = mean.clone(), var.clone()
+    assert_same(vmap(f(var))(mean), loop(f(variance))(means))
+    assert_same((mean, var), (means, variance))
+
+
+def test_the_directions_of_jacfwd_are_no_batches():
+    module, x = nn.BatchNorm1d(3).to(D), torch.randn(4, 3, dtype=D)
+    twin = copy.deepcopy(module)
+    jacfwd(module)(x)
+    twin(x)
+    assert_same(tuple(module.buffers()), tuple(twin.buffers()))
+
+
+def test_no_lanes_update_nothing():
+    module = nn.BatchNorm1d(3)
+    assert vmap(module)(torch.zeros(0, 4, 3)).shape == (0, 4, 3)
+    assert_same((module.running_mean, module.running_var), (torch.zeros(3), torch.ones(3)))
+
+
+def test_the_same_tensors_can_be_differentiated_afterwards():
+    """The statistics that a backward pass saved are not those that it finds."""
+    module, x = nn.BatchNorm1d(3).to(D), torch.randn(5, 4, 3, dtype=D)
+    first = vmap(module)(x)
+    vmap(module)(x * 2)
+    first.sum().backward()
+    assert_same(module.bias.grad, torch.full((3,), 20.0, dtype=D))
+
+
+def test_an_instance_norm_called_again_is_refused():
+    module = nn.InstanceNorm1d(3, track_running_stats=True)
+    with pytest.raises(lanewise.errors.TransformError) as caught:
+        vmap(lambda x: module(module(x)))(torch.randn(4, 3, 5))
+    assert str(caught.value) == (
+        "vmap: InstanceNorm1d(3, eps=1e-05, momentum=0.1, affine=False, bias=False, track_running_stats=True): "
+        "`running_mean` [3] was made outside the mapped function, and is updated for the second time inside: a loop "
+        "would make both updates for one example before any for the next, which this norm cannot\n"
+        f"  at {__file__}:{caught.traceback[0].lineno + 1}: vmap(lambda x: module(module(x)))(torch.randn(4, 3, 5))\n"
+        "Write instead:\n"
+        "  module.eval()                                       # use the running statistics as they are\n"
+        "  torch.nn.InstanceNorm1d(channels)                   # no running statistics\n"
+        "  vmap(f)(xs, buffers)                                # running statistics for each lane, passed in"
+    )
+
+
+def test_updates_with_lanes_around_one_without_are_refused():
+    module, fixed = nn.BatchNorm1d(3), torch.randn(4, 3)
+    with pytest.raises(RuntimeError) as caught:
+        vmap(lambda x: module(x) + module(fixed) + module(x))(torch.randn(5, 4, 3))
+    assert str(caught.value).startswith(
+        "vmap: batch norm: the running statistics [3], made outside the mapped function, were updated with statistics "
+        "of each lane, then without lanes, and now with lanes again: a loop would make all these updates for one "
+        f"example before any for the next\n  at {__file__}"
+    )
+
+
+def test_one_count_for_statistics_with_lanes_is_refused_where_it_is_a_weight():
+    module, x = nn.BatchNorm1d(3, momentum=None), torch.randn(5, 4, 3)
+    buffers = {"running_mean": torch.zeros(5, 3), "running_var": torch.ones(5, 3)}
+    with pytest.raises(RuntimeError, match="would count on from lane to lane"):
+        vmap(lambda b, x: functional_call(module, b, (x,)))(buffers, x)
+    module.momentum = 0.1
+    vmap(lambda b, x: functional_call(module, b, (x,)))(buffers, x)
+    assert int(module.num_batches_tracked) == 5 + 1
