@@ -1,5 +1,6 @@
 """Composable function transforms for PyTorch: write a function for one example, run and differentiate it for all."""
 
+import lanewise._control
 import lanewise._core.autograd
 import lanewise._core.function
 import lanewise._core.surface

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.lane_level import completed
 from lanewise._core.plane import Plane, escaped, recorded, tracked
 from lanewise._torch_compat import (
     apply_plainly,
@@ -41,7 +42,7 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
             return _with_lane_sums(level, outputs, cotangents, args, kwargs)
         return _accumulate(level, outputs, cotangents, args, kwargs)
     if not inputs or all(recorded(x) or not tracked(x) for x in inputs if isinstance(x, Tensor)):
-        return run_backward(outputs, cotangents, *args, **kwargs)
+        return tuple(map(completed, run_backward(outputs, cotangents, *args, **kwargs)))
     return _gradients(level, outputs, cotangents, retain_graph, create_graph, inputs, args[3:], kwargs)
 
 

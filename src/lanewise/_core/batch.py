@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from lanewise._core.journal import keep
 from lanewise._core.level import Level
 from lanewise._core.missing import find_rule
 from lanewise._core.plane import (
@@ -52,10 +53,18 @@ class BatchTensor(Plane):
 
     `value` is `[B, *S]` with the lanes in dim 0 when `mapped`, and `[*S]`, the same in all lanes, when not; the wrapper
     itself has shape `[*S]`.
+
+    Attributes:
+        home: Where lanes part (lane_level.py): the lanes it was made for, unset elsewhere.
+        gathered: The lanes it was last gathered for, its version then, and the result.
+        cotangent: Set on results of a backward pass: zero in lanes that it does not have.
     """
 
-    __slots__ = ("mapped",)
+    __slots__ = ("mapped", "home", "gathered", "cotangent")
     mapped: bool
+    home: Any
+    gathered: tuple | None
+    cotangent: bool
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -71,9 +80,14 @@ class BatchLevel(Level):
     """The level of one `vmap`: `size` lanes, and what random operations may do.
 
     `total` and `start` place the lanes of one chunk among all lanes, so that random draws do not depend on the chunks.
+
+    Attributes:
+        journal: What would have to be undone if the function were run again (journal.py), None where it never is.
+        restartable: Whether its function can be run again, with lanes that part.
+        all_lanes: The set of its lanes, once somebody asks for it.
     """
 
-    __slots__ = ("size", "randomness", "total", "start")
+    __slots__ = ("size", "randomness", "total", "start", "journal", "restartable", "all_lanes")
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -81,6 +95,9 @@ class BatchLevel(Level):
         self.randomness = randomness
         self.total = size if total is None else total
         self.start = start
+        self.journal: Any = None
+        self.restartable = False
+        self.all_lanes: Any = None
 
     def __repr__(self) -> str:
         return f"vmap level {self.order} with {self.size} lanes"
@@ -127,6 +144,23 @@ class BatchLevel(Level):
     def physical(self, tensor: Tensor) -> Tensor:
         """The value below: `[B, *S]` with lanes, `[*S]` without."""
         return tensor.value if type(tensor) is BatchTensor and tensor.level is self else tensor
+
+    def here(self, tensor: Any) -> Any:
+        """A value for the lanes that run: all of them, on this kind of level."""
+        return tensor
+
+    @property
+    def own_size(self) -> int:
+        """The number of lanes of results."""
+        return self.size
+
+    def lowered(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """The value below of a result, and whether it has lanes."""
+        if type(tensor) is not BatchTensor or tensor.level is not self:
+            return tensor, False
+        if not tensor.mapped:
+            sync(tensor)
+        return tensor.value, tensor.mapped
 
     def lifted(self, wrapper: BatchTensor) -> bool:
         return wrapper.mapped
@@ -175,8 +209,11 @@ class BatchLevel(Level):
     def _run(self, rule: Rule, func: Any, args: tuple, kwargs: dict, direct: bool) -> Any:
         if rule.same_plane:
             return self._compose(rule, func, args, kwargs)
-        if rule.mutates and not rule.raw:
-            self._check_written(func, args, kwargs)
+        if rule.mutates:
+            if self.journal is not None:
+                self._keep_written(func, args, kwargs)
+            if not rule.raw:
+                self._check_written(func, args, kwargs)
         if direct and _native._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
             out = rule.run(self, args, kwargs)
         else:
@@ -216,6 +253,13 @@ class BatchLevel(Level):
         if rule.mutates:
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
+
+    def _keep_written(self, func: Any, args: tuple, kwargs: dict) -> None:
+        for position, name in written_arguments(func):
+            map_tensors(
+                lambda t: keep(self, t.value, getattr(t, "home", None)) if self.mapped(t) else None,
+                argument(args, kwargs, position, name),
+            )
 
     def _check_written(self, func: Any, args: tuple, kwargs: dict) -> None:
         for position, name in written_arguments(func):

@@ -26,6 +26,8 @@ from lanewise._core.calls import (
     user_formula,
 )
 from lanewise._core.dual import DualLevel
+from lanewise._core.joins import restricted
+from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
@@ -68,6 +70,8 @@ def carry_out(call: Call, args: tuple) -> tuple:
     for arg in args:
         if isinstance(arg, Plane) and arg.level is level:
             sync(arg)
+    if isinstance(level, LaneLevel):
+        args = tuple([restricted(level, arg, level.lanes) if level.owns(arg) else level.here(arg) for arg in args])
     if isinstance(level, BatchLevel):
         outs = _over_lanes(call, level, args)
     else:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, strided
 
 from lanewise._core.batch import BatchTensor
+from lanewise._core.journal import keep
 from lanewise._core.plane import map_tensors
 from lanewise._core.rules import Rule
 from lanewise._torch_compat import forward_ad as _native
@@ -37,7 +38,7 @@ def pointwise_path(call: Callable) -> Callable:
         if type(x) is not BatchTensor:
             return _captured_first(call, args)
         level = x.level
-        if not x.mapped or not level.alive:
+        if not x.mapped or not level.quick:
             return NotImplemented
         value = x.value
         if len(args) == 1:
@@ -75,7 +76,7 @@ def _captured_first(call: Callable, args: Any) -> Any:
     if len(args) != 2:
         return NotImplemented
     x, y = args
-    if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or not y.level.alive:
+    if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or not y.level.quick:
         return NotImplemented
     value = y.value
     if x.dtype is not value.dtype or x.dim() >= value.dim():
@@ -92,10 +93,12 @@ def write_path(call: Callable) -> Callable:
         if kwargs or len(args) > 2:
             return NotImplemented
         x = args[0]
-        if type(x) is not BatchTensor or not x.mapped or not x.level.alive:
+        if type(x) is not BatchTensor or not x.mapped or not x.level.quick:
             return NotImplemented
         level = x.level
         value = x.value
+        if level.journal is not None:
+            keep(level, value, getattr(x, "home", None))
         if len(args) == 1:
             level.below(call, value)
             return x
@@ -119,7 +122,7 @@ def single_path(rule: Rule) -> Callable:
 
     def run(args: Any, kwargs: dict) -> Any:
         x = args[0]
-        if type(x) is not BatchTensor or not x.mapped or not x.level.alive:
+        if type(x) is not BatchTensor or not x.mapped or not x.level.quick:
             return NotImplemented
         level = x.level
         value = x.value
@@ -155,7 +158,7 @@ def operands_path(rule: Rule) -> Callable:
                 continue
             if direct and not (inert(value) and value.is_cpu):
                 direct = False
-        if level is None or not level.alive:
+        if level is None or not level.quick:
             return NotImplemented
         if direct and not is_any_autocast_enabled():
             out = rule.run(level, args, kwargs)

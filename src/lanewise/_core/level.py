@@ -84,6 +84,7 @@ class Level:
         pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
         parent: The level of the plane below, None if that is plain torch.
         alive: False once the transform has ended.
+        quick: Whether the hot paths may serve it: alive, and all its lanes run (see lanes.py).
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done just before the level ends, None for nothing.
     """
@@ -96,6 +97,7 @@ class Level:
         "pinned",
         "parent",
         "alive",
+        "quick",
         "modes",
         "closing",
         "_before",
@@ -110,7 +112,7 @@ class Level:
         self.grad_mode = is_grad_enabled()
         self.pinned: bool | None = None
         self.parent = current_level()
-        self.alive = True
+        self.alive = self.quick = True
         self.closing: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
@@ -130,7 +132,7 @@ class Level:
         if self.closing:
             for close in self.closing:
                 close()
-        self.alive = False
+        self.alive = self.quick = False
         levels.remove(self)
         _stack.here = self._before
         if self._aside:

@@ -93,7 +93,10 @@ def _reseated(tensor: Any, levels: tuple) -> Any:
     tangent = getattr(tensor, "tangent", None)
     if tangent is not None:
         return levels[0].wrap(value, _reseated(tangent, levels[1:]))
-    return levels[0].wrap(value) if getattr(tensor, "mapped", False) else levels[0].adopt(value)
+    out = levels[0].wrap(value) if getattr(tensor, "mapped", False) else levels[0].adopt(value)
+    if hasattr(tensor, "home"):
+        out.home = tensor.home
+    return out
 
 
 _saved_tensors_hooks_init = torch.autograd.graph.saved_tensors_hooks.__init__

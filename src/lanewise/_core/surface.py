@@ -16,6 +16,8 @@ from torch import Tensor
 from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
+from lanewise._core.joins import can_settle, innermost, settle
+from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
@@ -67,7 +69,7 @@ class Surface:
             raise escaped(level, question)
         answering = standing(self)
         if answering is None and why in (_ITEM, _BOOL, _TOLIST):
-            answering = agreed(self)  # type: ignore[arg-type]
+            answering = agreed(self)
         if answering is None:
             phrase, instead = why
             raise LaneValueError(
@@ -330,9 +332,14 @@ def standing(wrapper: Any) -> Tensor | None:
 
 
 def agreed(wrapper: Any) -> Tensor | None:
-    """The tensor below that answers for all lanes, None where they differ."""
+    """The tensor below that answers for all lanes that run, None where they differ and cannot part."""
     answering = standing(wrapper)
-    return wrapper.level.below(_first_if_same, wrapper.value) if answering is None else answering
+    if answering is not None:
+        return answering
+    level = innermost(wrapper.level)
+    if can_settle(level):
+        return settle(level, level.here(wrapper) if isinstance(level, LaneLevel) else wrapper)
+    return level.below(_first_if_same, wrapper.value)
 
 
 def _first_if_same(value: Tensor) -> Tensor | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
+from lanewise._core.lane_level import completed
 from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded
 from lanewise._core.plane import tracked as tracked_on_any
@@ -66,7 +67,7 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     if recorded(x):
         return x.view_as(x) if outer else detached(x).requires_grad_()
     if type(x) is BatchTensor and x.mapped:
-        return x.level.wrap(x.value).requires_grad_()
+        return x.level.alias(x).requires_grad_()
     if isinstance(x, Plane) or forward_level() >= 0:
         return x.view_as(x).requires_grad_()
     return detached(x).requires_grad_()
@@ -109,7 +110,7 @@ def pull_back(
         )
     if for_outside:
         grads = [g if g is None or not recorded(g) else detached(g) for g in grads]
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+    return [torch.zeros_like(x) if g is None else completed(g) for g, x in zip(grads, inputs, strict=True)]
 
 
 def differentiated_outside(x: Tensor) -> bool:
@@ -128,7 +129,8 @@ def differentiated_outside(x: Tensor) -> bool:
 def one(value: Tensor) -> Tensor:
     """The cotangent 1 of a scalar. Each lane gets its own, so that all cotangents on a batch plane have lanes."""
     if type(value) is BatchTensor and value.mapped:
-        return value.level.wrap(value.level.below(torch.ones_like, value.value))
+        level = value.level
+        return level.wrap(level.below(torch.ones_like, level.here(value).value))
     return torch.ones_like(value)
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.plane import sync
+from lanewise._core.lanes import Disagreement, machine
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
-from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
+from lanewise._transforms.chunks import Generators, check_chunk_options, join_chunks, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.dims import (
     check_out_dims,
@@ -24,6 +24,7 @@ from lanewise._transforms.dims import (
     out_dims_mismatch,
     returned_lanes,
 )
+from lanewise._transforms.parting import code_of, parted, parts, runner, start_again
 
 
 def vmap(
@@ -92,6 +93,7 @@ def vmap(
     front = short and type(in_dims) is int and in_dims == 0
     plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
     estimates: dict = {}
+    code = code_of(func)
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -102,16 +104,25 @@ def vmap(
         if peer_engine_active():
             raise refuse_peer("vmap")
         size = _common_size(args) if front else _size_along(in_dims, args) if plain else -1
-        if size >= 0:
-            with BatchLevel(size, randomness) as level:
-                lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
-                out = func(*lanes, **kwargs)
-                if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
-                    value = out.value
-                    if not value.is_inference() and not _is_one_of(value, args):
-                        return value
-                leaves, dims, spec = leave(level, out, out_dims, func, args)
-            return unflatten(leaves, spec)
+        if size >= 0 and not ((parted or machine.boundaries) and parts(code)):
+            level = BatchLevel(size, randomness)
+            generators = None if randomness == "error" else Generators()
+            try:
+                with level:
+                    lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
+                    level.restartable = True
+                    level.journal = lanes
+                    out = func(*lanes, **kwargs)
+                    if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
+                        value = out.value
+                        if not value.is_inference() and not _is_one_of(value, args):
+                            return value
+                    leaves, dims, spec = leave(level, out, out_dims, func, args)
+                return unflatten(leaves, spec)
+            except Disagreement as disagreement:
+                start_again(level, code, disagreement)
+                if generators is not None:
+                    generators.reseat()
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
         check_out_dims(call, out_dims)
         leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
@@ -184,18 +195,36 @@ def _lanes(level: BatchLevel, in_dims: Any, args: tuple) -> list:
 def run_lanes(
     call: Call, leaves: list, dims: list, spec: Spec, out_dims: Any, randomness: str, place: tuple[int, int, int]
 ) -> tuple[list, list, Spec]:
-    """Run the function once for the lanes `start ... start + length` out of `total`."""
+    """Run the function for the lanes `start ... start + length` out of `total`."""
     start, length, total = place
-    lanes = list(leaves)
-    with BatchLevel(length, randomness, total, start) as level:
-        for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
-            if dim is None:
-                continue
-            value = leaf.movedim(dim, 0) if dim else leaf
-            lanes[position] = level.wrap(value if length == total else value.narrow(0, start, length))
-        args, kwargs = unflatten(lanes, spec)
-        out = call.func(*args, **kwargs)
-        return leave(level, out, out_dims, call.func, leaves)
+    code = code_of(call.func)
+    if not parts(code):
+        lanes = list(leaves)
+        level = BatchLevel(length, randomness, total, start)
+        generators = None if randomness == "error" else Generators()
+        try:
+            with level:
+                level.restartable = True
+                level.journal = given = []
+                for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+                    if dim is not None:
+                        lanes[position] = level.wrap(lane_rows(leaf, dim, place))
+                        given.append(lanes[position])
+                args, kwargs = unflatten(lanes, spec)
+                out = call.func(*args, **kwargs)
+                return leave(level, out, out_dims, call.func, leaves)
+        except Disagreement as disagreement:
+            start_again(level, code, disagreement)
+            if generators is not None:
+                generators.reseat()
+    return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
+
+
+def lane_rows(leaf: Tensor, dim: int, place: tuple[int, int, int]) -> Tensor:
+    """An argument with the lanes of one chunk in front."""
+    start, length, total = place
+    value = leaf.movedim(dim, 0) if dim else leaf
+    return value if length == total else value.narrow(0, start, length)
 
 
 def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable, given: Sequence) -> tuple[list, list, Spec]:
@@ -227,11 +256,7 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, place: tuple[Calla
         if attribute is not None:
             raise returned_lanes(place[0], leaf, attribute, output_name(place))
         return leaf
-    value, lanes = leaf, False
-    if type(leaf) is BatchTensor and leaf.level is level:
-        if not leaf.mapped:
-            sync(leaf)
-        value, lanes = leaf.value, leaf.mapped
+    value, lanes = level.lowered(leaf)
     if value.is_inference() and not torch.is_inference_mode_enabled():
         # As stacking would: what was made under inference_mode inside is an ordinary tensor outside.
         value = level.below(torch.clone, value)
@@ -240,7 +265,7 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, place: tuple[Calla
             raise dynamic_lanes(place[0], leaf, output_name(place))
         return value
     if not lanes:
-        value = value.expand(level.size, *value.shape)
+        value = value.expand(level.own_size, *value.shape)
     if dim == 0:
         return value
     if not -value.dim() <= dim < value.dim():

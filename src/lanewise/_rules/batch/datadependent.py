@@ -9,11 +9,20 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route
+from lanewise._core.joins import can_settle, settle
+from lanewise._core.lanes import BeginAgain
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise._rules.batch.operands import at_least_1d, common_shape
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
+
+
+def part_by(level: BatchLevel, numbers: Tensor) -> None:
+    """Lanes that differ in a number of theirs, numbers [B], go apart, and the operation begins again. If they can."""
+    if can_settle(level):
+        settle(level, level.wrap(numbers))
+        raise BeginAgain
 
 
 # --- Python values ---------------------------------------------------------------------------------------------------
@@ -29,6 +38,7 @@ def local_scalar_dense(level, x):
     first = x.value.select(0, 0)
     if torch.equal(x.value, first.expand(level.size)):
         return first.item()
+    part_by(level, x.value)
     raise LaneValueError(
         at_user_line(
             "vmap: It looks like you're calling .item on a Tensor, or attempting to use a Tensor in some "
@@ -46,6 +56,7 @@ def agreed(level: BatchLevel, verdicts: Tensor, name: str) -> bool:
         return True
     if torch.equal(verdicts, torch.zeros_like(verdicts)):
         return False
+    part_by(level, verdicts)
     raise LaneValueError(
         at_user_line(
             f"vmap: {name} is attempting to use a Tensor in some data-dependent control flow: it is true in some lanes "
@@ -95,6 +106,7 @@ def common_count(level: BatchLevel, counts: Tensor, total: int, what: str) -> in
     """counts [B] with their sum -> the one count of all lanes, or an error."""
     count = total // max(level.size, 1)
     if count * level.size != total or not torch.equal(counts, torch.full_like(counts, count)):
+        part_by(level, counts)
         raise differing_shapes(
             what,
             f"{total} elements in {level.size} lanes, not as many in each",
@@ -147,6 +159,7 @@ def common_number(level: BatchLevel, numbers: Tensor, what: str) -> int:
         return 0
     first = numbers.select(0, 0)
     if not torch.equal(numbers, first.expand(level.size)):
+        part_by(level, numbers)
         raise differing_shapes(what, "the size of the result differs", "give the size: minlength= or output_size=")
     return int(first)
 

@@ -1,0 +1,6 @@
+"""Lanes that take different ways through ordinary Python code."""
+
+from lanewise._control.split import run_apart
+from lanewise._transforms.parting import runner
+
+runner.run = run_apart

@@ -1,0 +1,322 @@
+"""Lanes come together: one tensor from the values of disjoint sets of lanes, on every plane and with derivatives."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.lane_level import LaneLevel, home_of, lanes_of
+from lanewise._core.lanes import (
+    Disagreement,
+    Lanes,
+    Target,
+    Unmergeable,
+    child,
+    common_ancestor,
+    machine,
+)
+from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane, recorded, sync
+from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
+from lanewise.errors import TransformError, at_user_line
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+def merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Tensor]) -> Tensor:
+    """One tensor `[*S]` from a tensor `[*S]` for each piece, on the highest plane among them.
+
+    Raises:
+        Unmergeable: Shapes or dtypes differ.
+    """
+    first = values[0]
+    for value in values:
+        if value.shape != first.shape:
+            raise Unmergeable(f"shapes {' and '.join(sorted({str(list(v.shape)) for v in values}))}")
+        if value.dtype != first.dtype:
+            raise Unmergeable(f"dtypes {' and '.join(sorted({str(v.dtype) for v in values}))}")
+        if value.layout is not torch.strided:
+            raise Unmergeable(f"layout {value.layout}")
+    if is_grad_enabled() and any(isinstance(value, Plane) and recorded(value) for value in values):
+        return apply_plainly(_Merge, level, target, pieces, *values)
+    return _merged(level, target, pieces, values)
+
+
+def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) -> Tensor:
+    top = _above(level, values)
+    if top is None:
+        return _merged_here(level, target, pieces, values)
+    for value in values:
+        if isinstance(value, Plane) and value.level is top:
+            sync(value)
+    if isinstance(top, DualLevel):
+        primals = [top.primal(value) for value in values]
+        tangents = [top.tangent(value) for value in values]
+        primal = top.below(merge_tensors, level, target, pieces, primals)
+        if all(tangent is None for tangent in tangents):
+            return top.adopt(primal)
+        filled = [
+            top.below(torch.zeros_like, primal) if tangent is None else tangent
+            for primal, tangent in zip(primals, tangents)
+        ]
+        return top.wrap(primal, top.below(merge_tensors, level, target, pieces, filled))
+    assert isinstance(top, BatchLevel)
+    if isinstance(top, LaneLevel):
+        values = [top.here(value) for value in values]
+    if any(top.mapped(value) for value in values):
+        whole = [top.below(top.expanded, value) for value in values]
+        return top.wrap(top.below(merge_tensors, level, target, pieces, whole))
+    return top.adopt(top.below(merge_tensors, level, target, pieces, [top.physical(value) for value in values]))
+
+
+def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Tensor]) -> Tensor:
+    for value in values:
+        if level.owns(value):
+            sync(value)
+    rows = [_rows(level, value, piece) for value, piece in zip(values, pieces, strict=True)]
+    running = level.lanes
+    level.lanes = target.lanes
+    try:
+        return level.wrap(level.below(_put_together, rows, target.order))
+    finally:
+        level.lanes = running
+
+
+def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
+    """The value below `[lanes.size, *S]`"""
+    tensor = level.here(value, lanes)
+    if level.mapped(tensor):
+        return tensor.value
+    below = level.physical(tensor)
+    return level.below(below.expand, lanes.size, *below.shape)
+
+
+def _put_together(rows: list[Tensor], order: Tensor) -> Tensor:
+    return torch.cat(rows).index_select(0, order.to(rows[0].device))
+
+
+def _above(level: LaneLevel, values: Any) -> Any:
+    """The highest level among the values that is above `level`, None if there is none."""
+    top = None
+    for value in values:
+        if isinstance(value, Plane) and value.level.order > (level if top is None else top).order:
+            top = value.level
+    return top
+
+
+class _Merge(Function):
+    """On the plane of its operands; the planes below record what `_merged` does there."""
+
+    @staticmethod
+    def forward(ctx: Any, level: LaneLevel, target: Target, pieces: list[Lanes], *values: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.level, ctx.pieces = level, pieces
+        return _with_grad(_merged, level, target, pieces, values)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+        parts = [
+            restricted(ctx.level, cotangent, piece) if needed else None
+            for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[3:], strict=True)
+        ]
+        return None, None, None, *parts
+
+
+def _with_grad(run: Any, *args: Any) -> Any:
+    """Inside a Function's forward, where grad mode is off: the planes below record as they did around it."""
+    before = is_grad_enabled()
+    set_grad_enabled(True)
+    try:
+        return run(*args)
+    finally:
+        set_grad_enabled(before)
+
+
+# --- taking apart ----------------------------------------------------------------------------------------------------
+
+
+def restricted(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor | None:
+    """A cotangent for those of `lanes` that it has; None if it has none of them."""
+    if is_grad_enabled() and isinstance(value, Plane) and recorded(value):
+        return apply_plainly(_Restrict, level, value, lanes)
+    return _restricted(level, value, lanes)
+
+
+def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
+    top = _above(level, [value])
+    if isinstance(top, DualLevel):
+        primal = top.below(restricted, level, value.value, lanes)
+        if primal is None or value.tangent is None:
+            return primal if primal is None else top.adopt(primal)
+        return top.wrap(primal, top.below(restricted, level, value.tangent, lanes))
+    if top is not None:
+        part = top.below(restricted, level, value.value, lanes)
+        if part is None:
+            return None
+        out = top.wrap(part) if value.mapped else top.adopt(part)
+        if isinstance(top, LaneLevel):
+            out.home = value.home
+        return out
+    if not level.mapped(value):
+        running = level.lanes
+        level.lanes = lanes
+        try:
+            return level.wrap(_rows(level, value, lanes))
+        finally:
+            level.lanes = running
+    home = home_of(value)
+    if home.within(lanes):
+        return level.alias(value)
+    if lanes.within(home):
+        return level.here(value, lanes)
+    base = common_ancestor(home, lanes)
+    with on_plane(None):
+        places = lanes.positions(base)
+        kept = (home.inverse(base)[places] >= 0).nonzero().squeeze(1)
+    if not kept.shape[0]:
+        return None
+    return level.here(value, child(lanes, kept))
+
+
+class _Restrict(Function):
+    @staticmethod
+    def forward(ctx: Any, level: LaneLevel, value: Tensor, lanes: Lanes) -> Any:  # type: ignore[override]
+        ctx.level = level
+        return _with_grad(_restricted, level, value, lanes)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+        # Lanes that the result has not are missing, not zero, in what comes back.
+        return None, cotangent, None
+
+
+# --- Python values ---------------------------------------------------------------------------------------------------
+
+
+def component(level: LaneLevel, value: Any) -> Any:
+    """The tensor of `level`, or of a level around it with its lanes, that a tensor of planes above stands for; or None.
+
+    None too where a plane in between has lanes of its own.
+    """
+    while isinstance(value, Plane):
+        if level.covers(value.level):
+            return value
+        if isinstance(value, BatchTensor):
+            sync(value)
+            if value.mapped:
+                return None
+        value = value.value
+    return None
+
+
+def plainly(value: Tensor) -> Tensor:
+    """The plain tensor of a value `[n, *S]`, which must be the same in all lanes of the planes it is on."""
+    while isinstance(value, Plane):
+        sync(value)
+        if isinstance(value, DualTensor) or not value.mapped:  # type: ignore[attr-defined]
+            value = value.value
+        else:
+            value = settle(value.level, value)  # type: ignore[arg-type]
+    with on_plane(None):
+        return value.detach()
+
+
+def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
+    """The tensor below `[*S]` that lanes agree on; where they do not, go on with the largest group of them.
+
+    Raises:
+        Disagreement: All lanes of the level run together, and its function can be run again for that.
+    """
+    rows = rows_of(level, value)
+    with on_plane(None):
+        first = rows[:1]
+        if not rows.shape[0]:
+            return torch.zeros(rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        same = ((rows == first) | ((rows != rows) & (first != first))).reshape(rows.shape[0], -1).all(1)
+        if bool(same.all()):
+            return rows[0]
+        if not isinstance(level, LaneLevel):
+            raise Disagreement(level)
+        groups, which, counts = rows.reshape(rows.shape[0], -1).unique(dim=0, return_inverse=True, return_counts=True)
+        chosen = int(counts.argmax())
+        kept = (which == chosen).nonzero().squeeze(1)
+        out = rows[kept[0]]
+    narrow(level, kept)
+    return out
+
+
+def rows_of(level: BatchLevel, value: BatchTensor) -> Tensor:
+    """The plain rows `[n, *S]` of a value for the lanes that run."""
+    here: Any = level.here(value) if isinstance(level, LaneLevel) else value
+    return plainly(here.value)
+
+
+def can_settle(level: Any) -> bool:
+    """Whether lanes of the level may take paths of their own."""
+    return isinstance(level, LaneLevel) or (isinstance(level, BatchLevel) and level.restartable)
+
+
+def narrow(level: LaneLevel, positions: Tensor) -> None:
+    """Go on with the lanes at `positions` [n] of those that run; the innermost boundary runs the others again."""
+    level.lanes = child(level.lanes, positions)
+
+
+def decide(level: LaneLevel, value: Any) -> Any:
+    """What a condition says: True or False where lanes agree, else the positions of those for which it holds or not.
+
+    Args:
+        level: The level whose lanes may part.
+        value: Anything: a tensor with one element of this level or a plane above it, or what has a truth value.
+
+    Returns:
+        True, False, or `(holds, fails)`, positions among the lanes that run.
+    """
+    part = component(level, value)
+    if part is None or (part.level is level and not part.mapped):
+        return bool(value)
+    if part.numel() != 1:
+        raise TransformError(
+            at_user_line(
+                f"Boolean value of Tensor with more than one value is ambiguous: its shape in one lane is "
+                f"{list(part.shape)}",
+                "if (x > 0).all():  # or .any()",
+            )
+        )
+    here = level.here(part)
+    if not here.mapped:
+        return bool(value)
+    rows = plainly(here.value)
+    with on_plane(None):
+        flags = rows.reshape(-1)
+        if flags.dtype is not torch.bool:
+            flags = flags != 0
+        holding = flags.nonzero().squeeze(1)
+        if not holding.shape[0]:
+            return False
+        if holding.shape[0] == flags.shape[0]:
+            return True
+        return holding, flags.logical_not().nonzero().squeeze(1)
+
+
+def innermost(level: Any) -> Any:
+    """The level whose lanes part where a value of `level` differs from lane to lane: the one run for all its pairs."""
+    here = machine.level
+    if here is not None and here.covers(level):
+        return here
+    for boundary in reversed(machine.boundaries):
+        if boundary.level.covers(level):
+            return boundary.level
+    return level
+
+
+def on_home(level: LaneLevel, value: Tensor) -> bool:
+    """Whether a value may be used as it is by the lanes that run."""
+    part = component(level, value)
+    return part is None or level.lanes.within(home_of(part))
+
+
+def everything(level: BatchLevel) -> Lanes:
+    """All lanes of a level."""
+    return level.root if isinstance(level, LaneLevel) else lanes_of(level)

@@ -1,0 +1,106 @@
+"""What a function has written to tensors that were there before it ran, so that it can be run again."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.lanes import Lanes
+from lanewise._core.plane import Plane, detached, tracked
+from lanewise.errors import TransformError, at_user_line
+
+
+def keep(level: Any, value: Tensor, home: Lanes | None = None) -> None:
+    """Before a write to `value` `[n, *S]`, a tensor of the plane below `level`, which keeps a journal.
+
+    A list in its place stands for a journal not begun: wrappers of the tensors that were there before.
+    """
+    journal = level.journal
+    if type(journal) is list:
+        given = [wrapper.value for wrapper in journal if level.mapped(wrapper)]
+        journal = level.journal = Journal(given)
+    journal.keep(level, value, home)
+
+
+class Journal:
+    """Copies of tensors from before they were first written to.
+
+    Attributes:
+        given: Tensors `[B, *S]` of the plane below that were there before, with all lanes. None: every tensor counts
+            that has the lanes of `base` or more.
+        copies: A tensor, its lanes (None: all) and what it held, by the place of its memory.
+    """
+
+    __slots__ = ("given", "base", "copies", "_memory")
+
+    def __init__(self, given: list[Tensor] | None, base: Lanes | None = None) -> None:
+        self.given = given
+        self.base = base
+        self.copies: dict[int, tuple[Tensor, Lanes | None, Tensor]] = {}
+        self._memory: dict[int, Tensor] | None = None
+
+    def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
+        """Keep what `value`, or the tensor given that it shares memory with, holds now."""
+        place = memory(value)
+        if place in self.copies:
+            return
+        if self.given is None:
+            if home is not None and self.base is not None and not self.base.within(home):
+                return
+        else:
+            if self._memory is None:
+                self._memory = {memory(tensor): tensor for tensor in self.given}
+            if place not in self._memory:
+                return
+            value, home = self._memory[place], None
+        self.copies[place] = (value, home, level.below(_copy, value))
+
+    def pass_on(self, other: "Journal") -> None:
+        """Tell the journal of the call around this one what was written."""
+        given = None if other.given is None else {memory(tensor): tensor for tensor in other.given}
+        for place, (value, home, copy) in self.copies.items():
+            if given is not None and place not in given:
+                continue
+            if given is None and home is not None and other.base is not None and not other.base.within(home):
+                continue
+            other.copies.setdefault(place, (value, home, copy))
+
+    def undo(self, level: Any, rows: Tensor | None = None) -> None:
+        """Write the copies back, for all lanes or for the rows of `base` given."""
+        for value, home, copy in self.copies.values():
+            if tracked(value):
+                raise TransformError(
+                    at_user_line(
+                        f"vmap: lanes take different branches after a write in place to a tensor {list(value.shape)} "
+                        "whose history autograd records outside: the function cannot be run again for some lanes",
+                        "x = x.clone()  # first thing in the function",
+                    )
+                )
+            if rows is None or home is None or self.base is None:
+                level.below(_restore, value, copy)
+            elif home is self.base:
+                level.below(_restore_rows, value, copy, rows)
+            else:
+                level.below(_restore_rows, value, copy, self.base.positions(home).index_select(0, rows))
+
+
+def memory(value: Tensor) -> int:
+    """Which memory a tensor of any plane lives in."""
+    while isinstance(value, Plane):
+        value = value.value
+    return value.untyped_storage().data_ptr()
+
+
+def _copy(value: Tensor) -> Tensor:
+    return detached(value).clone()
+
+
+def _restore(value: Tensor, copy: Tensor) -> None:
+    with torch.no_grad():
+        detached(value).copy_(copy)
+
+
+def _restore_rows(value: Tensor, copy: Tensor, rows: Tensor) -> None:
+    with torch.no_grad():
+        rows = rows.to(value.device)
+        detached(value).index_copy_(0, rows, copy.index_select(0, rows))

@@ -1,0 +1,431 @@
+"""The batch plane while lanes part: every value knows its lanes, and an operation runs on those that are running."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
+from lanewise._core.journal import keep
+from lanewise._core.lanes import BeginAgain, Lanes, Restart, child, common_ancestor, machine
+from lanewise._core.level import Level, on_plane
+from lanewise._core.plane import argument, lift, map_tensors, recorded, replace_tensors, written_arguments
+from lanewise._core.random import is_random
+from lanewise._torch_compat import OpOverload, current_graph_task_id, is_grad_enabled, make_wrapper
+from lanewise.errors import TransformError, at_user_line
+
+aten = torch.ops.aten
+
+
+class LaneLevel(BatchLevel):
+    """The level of a `vmap` whose lanes part.
+
+    A tensor of this level has its `home`, the lanes it was made for. An operation gathers those that run from its
+    operands; a view is taken of all, so that writes reach what it is a view of; a write goes to those that run. In a
+    backward pass the cotangents say which lanes run: a lane without one has none, which is not the same as zero where a
+    derivative is infinite.
+
+    Attributes:
+        root: All lanes.
+        outer: The level of the `vmap` around this one whose lanes are part of the root's pairs, or None.
+    """
+
+    __slots__ = ("root", "outer", "_own_size", "_lanes", "_whole")
+
+    def __init__(
+        self,
+        size: int,
+        randomness: str = "error",
+        total: int | None = None,
+        start: int = 0,
+        outer: BatchLevel | None = None,
+    ) -> None:
+        super().__init__(size, randomness, total, start)
+        self.quick = False
+        self._own_size = size
+        self.outer = outer
+        if outer is None:
+            self.root = Lanes(None, None, size)
+        else:
+            self._stand_in_for(outer)
+            around = lanes_of(outer)
+            with on_plane(None):
+                index = torch.arange(around.size).repeat_interleave(size)
+            self.root = Lanes(around, index, around.size * size)
+            self.total = self.root.size
+        self._whole = (self.total, self.start)
+        self.lanes = self.root
+
+    def _stand_in_for(self, outer: Level) -> None:
+        """Lie on the plane below the outer level: the values here have the lanes of both."""
+        self.include = outer.include
+        self.exclude = outer.exclude
+        self.grad_mode = outer.grad_mode and self.grad_mode
+        self.pinned = outer.pinned
+        self.parent = outer.parent
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes that run."""
+        return self._lanes
+
+    @lanes.setter
+    def lanes(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self.size = lanes.size
+        self.total, self.start = self._whole if lanes is self.root else (lanes.size, 0)
+
+    def wrap(self, value: Tensor) -> BatchTensor:
+        """`[n, *S]` in the plane below, for the lanes that run -> `[*S]` on this plane."""
+        out = make_wrapper(
+            BatchTensor, value.shape[1:], value.stride()[1:], None, None, value.dtype, torch.strided, value.device
+        )
+        out.value = value
+        out.level = self
+        out.mapped = True
+        out.home = self._lanes
+        return out
+
+    def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
+        """`[*S]`, the same in all lanes that run -> `[*S]` on this plane."""
+        out = super().adopt(value, origin)
+        out.home = self._lanes
+        return out
+
+    def alias(self, tensor: BatchTensor) -> BatchTensor:
+        """The same value in a new wrapper, without history on this plane."""
+        out = self.wrap(tensor.value) if tensor.mapped else self.adopt(tensor.value, tensor.origin)
+        out.home = tensor.home
+        return out
+
+    def lift(self, wrapper: BatchTensor) -> None:
+        """Uniform `[*S]` -> a copy of its own for each of its lanes `[n, *S]`."""
+        running = self.lanes
+        self.lanes = wrapper.home
+        try:
+            super().lift(wrapper)
+        finally:
+            self.lanes = running
+
+    def copy_slots(self, wrapper: BatchTensor, like: BatchTensor) -> None:
+        super().copy_slots(wrapper, like)
+        wrapper.home = like.home
+
+    @property
+    def own_size(self) -> int:
+        """The number of lanes of this `vmap` alone."""
+        return self._own_size
+
+    def lowered(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """The value below of a result, at all lanes; a level around this one gets its lanes back."""
+        value = self.here(tensor, self.root)
+        if not self.mapped(value):
+            return self.physical(value), False
+        if self.outer is None:
+            return value.value, True
+        apart = self.below(_by_outer_lane, value.value, self.root.size // max(self.own_size, 1), self.own_size)
+        return self.outer.wrap(apart), True
+
+    # --- which lanes -----------------------------------------------------------------------------------------------
+
+    def here(self, tensor: Tensor, lanes: Lanes | None = None) -> Any:
+        """A tensor of this level, or of a level around it, for the lanes that run (or for `lanes`)."""
+        lanes = self._lanes if lanes is None else lanes
+        if type(tensor) is not BatchTensor or not self.covers(tensor.level):
+            return tensor
+        if tensor.level is not self and is_grad_enabled() and recorded(tensor):
+            # Its graph is on the plane between the two levels, which there is not.
+            raise Restart(self, structured=True, flat=False)
+        if not tensor.mapped:
+            return tensor if tensor.level is self else self.adopt(tensor.value)
+        home = home_of(tensor)
+        if home is lanes and tensor.level is self:
+            return tensor
+        kept = getattr(tensor, "gathered", None)
+        version = -1 if tensor.value.is_inference() else tensor.value._version
+        if kept is not None and kept[0] is lanes and kept[1] == version:
+            return kept[2]
+        if lanes.within(home):
+            value = self.below(_gather, tensor.value, lanes.positions(home))
+        elif home.within(lanes) and partial(tensor):
+            value = self.below(_spread, tensor.value, home.positions(lanes), lanes.size)
+        elif partial(tensor):
+            value = self.below(_take, tensor.value, home, lanes)
+        else:
+            raise TransformError(
+                at_user_line(
+                    f"vmap: a value {list(tensor.shape)} of lanes that took another branch is used here: it was kept "
+                    "in a container, an attribute or a closure, and has no number for the lanes that run",
+                    "return the value, or assign it to a variable in both branches",
+                )
+            )
+        running = self._lanes
+        self._lanes = lanes
+        out = self.wrap(value)
+        self._lanes = running
+        tensor.gathered = (lanes, version, out)
+        return out
+
+    def covers(self, level: Any) -> bool:
+        """Whether `level` is this one, or one around it whose lanes are part of the pairs here."""
+        here: Any = self
+        while here is not None:
+            if level is here:
+                return True
+            here = getattr(here, "outer", None)
+        return False
+
+    def _cotangent_lanes(self, func: OpOverload, operands: list[Tensor]) -> Lanes:
+        """Inside a backward pass: the lanes that an operation runs on, those that all of its operands have.
+
+        A sum runs on those that any of them has: a cotangent is zero in lanes that it does not have.
+        """
+        found: Lanes | None = None
+        for operand in operands:
+            if type(operand) is not BatchTensor or operand.level is not self or not operand.mapped:
+                continue
+            home = operand.home
+            if found is None or found is home:
+                found = home
+            elif home.within(found):
+                found = found if func in _SUMS else home
+            elif found.within(home):
+                found = home if func in _SUMS else found
+            else:
+                found = self._union(found, home)
+        return self._lanes if found is None else found
+
+    def _union(self, a: Lanes, b: Lanes) -> Lanes:
+        base = common_ancestor(a, b)
+        with on_plane(None):
+            mask = torch.zeros(base.size, dtype=torch.bool, device=a.positions(base).device)
+            mask[a.positions(base)] = True
+            mask[b.positions(base)] = True
+            kept = mask.nonzero().squeeze(1)
+        return base if kept.shape[0] == base.size else child(base, kept)
+
+    # --- operations ------------------------------------------------------------------------------------------------
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        lanes = self._lanes
+        if current_graph_task_id() != -1:
+            lanes = self._cotangent_lanes(func, operands)
+            if lanes is not self._lanes:
+                return self._backward(lanes, func, args, kwargs, operands)
+        for operand in operands:
+            if type(operand) is BatchTensor:
+                if operand.level is self:
+                    if operand.home is not lanes:
+                        return self._align(func, args, kwargs, operands)
+                elif operand.mapped and self.covers(operand.level):
+                    return self._align(func, args, kwargs, operands)
+        if is_random(func) and (base := self._drawing_base()) is not lanes:
+            return self._draw(base, func, args, kwargs)
+        return self._run_here(func, args, kwargs, operands)
+
+    def _run_here(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        hot = HOT.get(func)
+        if hot is not None:
+            self.quick = True
+            try:
+                out = hot(args, kwargs)
+            finally:
+                self.quick = False
+            if out is not NotImplemented:
+                if type(out) is BatchTensor and out.level is self and not func._schema.is_mutable:
+                    out.home = self._lanes
+                return out
+        try:
+            return super().interpret(func, args, kwargs, operands)
+        except BeginAgain:
+            return self.interpret(func, args, kwargs, operands)
+
+    def _backward(self, lanes: Lanes, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """An operation of a backward pass, on the lanes of its cotangents."""
+        running = self._lanes
+        self.lanes = lanes
+        try:
+            for operand in operands:
+                if type(operand) is BatchTensor and operand.level is self and operand.home is not lanes:
+                    out = self._align(func, args, kwargs, operands)
+                    break
+            else:
+                out = self._run_here(func, args, kwargs, operands)
+        finally:
+            self.lanes = running
+        return out
+
+    def _align(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """An operation with operands of other lanes than those that run."""
+        running = self._lanes
+        if (func.is_view or torch.Tag.inplace_view in func.tags) and self.owns(args[0]):
+            home = args[0].home
+            if partial(args[0]) or running.within(home):
+                self.lanes = home
+                try:
+                    return self._run_here(func, args, kwargs, operands)
+                finally:
+                    self.lanes = running
+        if is_random(func) and (base := self._drawing_base()) is not running:
+            return self._draw(base, func, args, kwargs)
+        if not func._schema.is_mutable:
+            args, kwargs = replace_tensors(self.here, args, kwargs)
+            return self._run_here(func, args, kwargs, [self.here(operand) for operand in operands])
+        return self._write(func, args, kwargs, operands)
+
+    def _write(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """A write to the lanes that run, of a tensor that has more."""
+        written: list[Tensor] = []
+        for position, name in written_arguments(func):
+            map_tensors(written.append, argument(args, kwargs, position, name))
+        stands: dict[int, Tensor] = {}
+        for tensor in written:
+            if type(tensor) is BatchTensor and tensor.level is not self and self.covers(tensor.level):
+                raise captured_write(func, written_arguments(func)[0][1], tensor)
+            if not self.owns(tensor) or tensor.home is self._lanes:
+                continue
+            if machine.level is self and is_grad_enabled() and any(recorded(operand) for operand in operands):
+                # The graph of this plane cannot hold that some lanes were written and others not.
+                raise Restart(self)
+            lift(tensor)
+            if self.journal is not None:
+                keep(self, tensor.value, tensor.home)
+            stand = self.here(tensor)
+            tensor.gathered = None
+            stands[id(tensor)] = stand
+
+        def replace(tensor: Tensor) -> Tensor:
+            return stands[id(tensor)] if id(tensor) in stands else self.here(tensor)
+
+        new_args, new_kwargs = replace_tensors(replace, args, kwargs)
+        out = self._run_here(func, new_args, new_kwargs, [replace(operand) for operand in operands])
+        for tensor in written:
+            stand: Any = stands.get(id(tensor))
+            if stand is not None:
+                target: Any = tensor
+                self.below(_put, target.value, self._lanes.positions(target.home), stand.value)
+        back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}
+        return map_tensors(lambda t: back.get(id(t), t), out)
+
+    # --- random numbers --------------------------------------------------------------------------------------------
+
+    def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        """A tensor made from no lane values; random numbers as in `_draw`."""
+        running = self._lanes
+        if is_random(op):
+            self.lanes = self._drawing_base()
+        try:
+            return super().factory(op, args, kwargs)
+        finally:
+            self.lanes = running
+
+    def _drawing_base(self) -> Lanes:
+        """The lanes to draw for: where a call is run again for some lanes, each run draws for all, as the first did.
+
+        Numbers that decide which lanes run again would otherwise be drawn anew for these lanes only.
+        """
+        for boundary in reversed(machine.boundaries):
+            if boundary.level is self:
+                return boundary.base if machine.level is not self else self._lanes
+        return self._lanes
+
+    def _draw(self, base: Lanes, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A random operation for all lanes of `base`; lanes that do not run get the operands of the first that does."""
+        running = self._lanes
+        stands: dict[int, BatchTensor] = {}
+
+        def widen(tensor: Tensor) -> Tensor:
+            if not self.owns(tensor) or not tensor.mapped or tensor.home is base:
+                return tensor
+            here = self.here(tensor)
+            places = running.positions(base)
+            value = self.below(_fill, here.value, places, base.size)
+            self._lanes = base
+            stands[id(tensor)] = stand = self.wrap(value)
+            self._lanes = running
+            return stand
+
+        if func._schema.is_mutable:
+            for position, name in written_arguments(func):
+                map_tensors(lambda t: lift(t) if self.owns(t) else None, argument(args, kwargs, position, name))
+        new_args, new_kwargs = replace_tensors(widen, args, kwargs)
+        self.lanes = base
+        try:
+            operands: list[Tensor] = []
+            replace_tensors(operands.append, new_args, new_kwargs)
+            out = self._run_here(func, new_args, new_kwargs, operands)
+        finally:
+            self.lanes = running
+        if not func._schema.is_mutable:
+            return out
+        for position, name in written_arguments(func):
+            target: Any = argument(args, kwargs, position, name)
+            stand: Any = stands.get(id(target))
+            if stand is not None:
+                if self.journal is not None:
+                    keep(self, target.value, target.home)
+                drawn = self.below(_gather, stand.value, running.positions(base))
+                self.below(_put, target.value, running.positions(target.home), drawn)
+        back = {id(stand): argument(args, kwargs, *written_arguments(func)[0]) for stand in stands.values()}
+        return map_tensors(lambda t: back.get(id(t), t), out)
+
+
+_SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})
+
+
+def home_of(tensor: BatchTensor) -> Lanes:
+    """The lanes of a tensor, also of one of a level all of whose lanes run."""
+    return tensor.home if isinstance(tensor.level, LaneLevel) else lanes_of(tensor.level)
+
+
+def lanes_of(level: BatchLevel) -> Lanes:
+    """The lanes of a level that run."""
+    if isinstance(level, LaneLevel):
+        return level.lanes
+    if level.all_lanes is None:
+        level.all_lanes = Lanes(None, None, level.size)
+    return level.all_lanes
+
+
+def partial(tensor: BatchTensor) -> bool:
+    """Whether a value is a cotangent, zero in lanes that it does not have."""
+    return current_graph_task_id() != -1 or getattr(tensor, "cotangent", False)
+
+
+def completed(tensor: Any) -> Any:
+    """A result of a backward pass, marked as zero in the lanes that it does not have."""
+    part = tensor
+    while type(part) is not BatchTensor and hasattr(part, "value"):
+        part = part.value
+    if type(part) is BatchTensor and isinstance(part.level, LaneLevel) and part.mapped:
+        part.cotangent = True
+    return tensor
+
+
+def _by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
+    return value.unflatten(0, (outer, own))
+
+
+def _gather(value: Tensor, places: Tensor) -> Tensor:
+    return value.index_select(0, places.to(value.device))
+
+
+def _put(value: Tensor, places: Tensor, rows: Tensor) -> None:
+    value.index_copy_(0, places.to(value.device), rows.to(value.dtype))
+
+
+def _spread(value: Tensor, places: Tensor, size: int) -> Tensor:
+    """Rows put at `places` of zeros; places that repeat add up."""
+    return value.new_zeros((size, *value.shape[1:])).index_add(0, places.to(value.device), value)
+
+
+def _fill(value: Tensor, places: Tensor, size: int) -> Tensor:
+    rows = value[:1].expand(size, *value.shape[1:]) if value.shape[0] else value.new_ones((size, *value.shape[1:]))
+    return rows.index_copy(0, places.to(value.device), value)
+
+
+def _take(value: Tensor, home: Lanes, lanes: Lanes) -> Tensor:
+    """The rows of lanes that both have; zeros for others of `lanes`."""
+    base = common_ancestor(home, lanes)
+    whole = _spread(value, home.positions(base), base.size)
+    return _gather(whole, lanes.positions(base))

@@ -1,0 +1,195 @@
+"""Sets of lanes: which of them run, and where the lanes of a value are among those of another.
+
+Where lanes part, code runs for some of them at a time. Each set of lanes is a node in a tree: a child holds positions
+in its parent. The lanes of a nested `vmap` are a child, too, in which positions repeat: all pairs of an outer and an
+inner lane.
+"""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.level import on_plane
+
+
+class Lanes:
+    """A set of lanes.
+
+    Attributes:
+        parent: The set that it is part of, None for a root.
+        index: Positions in the parent `[size]`, int64; None for a root.
+        size: How many.
+        depth: Number of ancestors.
+    """
+
+    __slots__ = ("parent", "index", "size", "depth", "_positions", "_inverse")
+
+    def __init__(self, parent: "Lanes | None", index: Tensor | None, size: int) -> None:
+        self.parent = parent
+        self.index = index
+        self.size = size
+        self.depth = 0 if parent is None else parent.depth + 1
+        self._positions: dict[Lanes, Tensor] = {}
+        self._inverse: dict[Lanes, Tensor] = {}
+
+    def __repr__(self) -> str:
+        return f"Lanes(size={self.size}, depth={self.depth})"
+
+    def within(self, other: "Lanes") -> bool:
+        """Whether the set is `other` or a part of it."""
+        node: Lanes | None = self
+        while node is not None and node.depth > other.depth:
+            node = node.parent
+        return node is other
+
+    def positions(self, ancestor: "Lanes") -> Tensor:
+        """Where the lanes are in an ancestor `[size]`."""
+        found = self._positions.get(ancestor)
+        if found is None:
+            chain: list[Lanes] = []
+            node = self
+            while node is not ancestor and ancestor not in node._positions:
+                chain.append(node)
+                assert node.parent is not None, "not an ancestor"
+                node = node.parent
+            found = node._positions.get(ancestor)
+            for node in reversed(chain):
+                assert node.index is not None
+                found = node.index if found is None else found.index_select(0, node.index)
+                node._positions[ancestor] = found
+            if found is None:
+                with on_plane(None):
+                    found = torch.arange(self.size)
+        return found
+
+    def inverse(self, ancestor: "Lanes") -> Tensor:
+        """Where the lanes of an ancestor are here `[ancestor.size]`, -1 for those that are not."""
+        found = self._inverse.get(ancestor)
+        if found is None:
+            places = self.positions(ancestor)
+            with on_plane(None):
+                found = torch.full((ancestor.size,), -1, device=places.device)
+                found[places] = torch.arange(self.size, device=places.device)
+            self._inverse[ancestor] = found
+        return found
+
+    def root(self) -> "Lanes":
+        """The set that all others of the tree are part of."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+
+# No lanes: all have returned, or left the loop.
+EMPTY = Lanes(None, None, 0)
+
+
+def child(lanes: Lanes, positions: Tensor) -> Lanes:
+    """The lanes at `positions` [n] of `lanes`."""
+    return Lanes(lanes, positions, positions.shape[0])
+
+
+def common_ancestor(a: Lanes, b: Lanes) -> Lanes:
+    """The smallest set that both are part of."""
+    while not b.within(a):
+        assert a.parent is not None, "lanes of different trees"
+        a = a.parent
+    return a
+
+
+class Target:
+    """Where lanes come together again.
+
+    Attributes:
+        lanes: The set they make: the one they parted from, or a part of it where some have gone elsewhere.
+        order: Positions in the values of all pieces, one after the other, `[lanes.size]`.
+    """
+
+    __slots__ = ("lanes", "order")
+
+    def __init__(self, lanes: Lanes, order: Tensor) -> None:
+        self.lanes = lanes
+        self.order = order
+
+
+def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
+    """The set that disjoint `pieces` of `base` make together."""
+    places = torch.cat([piece.positions(base) for piece in pieces])
+    with on_plane(None):
+        inverse = torch.full((base.size,), -1, device=places.device)
+        inverse[places] = torch.arange(places.shape[0], device=places.device)
+        if places.shape[0] == base.size:
+            return Target(base, inverse)
+        kept = (inverse >= 0).nonzero().squeeze(1)
+        return Target(child(base, kept), inverse[kept])
+
+
+class Unmergeable(Exception):
+    """Values of different lanes that no one tensor can hold: the message says why."""
+
+
+class Disagreement(BaseException):
+    """Lanes of `level` want different Python values, where all run together; its `vmap` starts again, ready for that.
+
+    Not an Exception, so that code of the user does not catch it.
+    """
+
+    def __init__(self, level: Any) -> None:
+        super().__init__()
+        self.level = level
+
+
+class BeginAgain(BaseException):
+    """Fewer lanes run than when an operation began: it begins again with these."""
+
+
+class Restart(BaseException):
+    """The `vmap` of `level` starts again.
+
+    Attributes:
+        structured: Whether converted code may still run. Without: the function runs as it was written.
+        flat: Whether its lanes may still be all pairs with those of the `vmap` around it.
+    """
+
+    def __init__(self, level: Any, structured: bool = False, flat: bool = True) -> None:
+        super().__init__()
+        self.level = level
+        self.structured = structured
+        self.flat = flat
+
+
+class Boundary:
+    """A call whose lanes may part: those that were left behind are run again, and its results put together.
+
+    Attributes:
+        level: Whose lanes.
+        base: The lanes at the call.
+    """
+
+    __slots__ = ("level", "base")
+
+    def __init__(self, level: Any, base: Lanes) -> None:
+        self.level = level
+        self.base = base
+
+
+class Machine(threading.local):
+    """What runs lanes apart in this thread.
+
+    Attributes:
+        level: The innermost level whose function runs converted, None if there is none.
+        boundaries: The open boundaries, innermost last.
+        prepare: What turns a function that is called inside into its converted form.
+    """
+
+    prepare: Any
+
+    def __init__(self) -> None:
+        self.level: Any = None
+        self.boundaries: list[Boundary] = []
+
+
+machine = Machine()
