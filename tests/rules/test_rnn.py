@@ -13,6 +13,7 @@ LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4),
     "lstm deep": lambda: nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
     "lstm no bias": lambda: nn.LSTM(3, 4, bias=False),
+    "lstm proj": lambda: nn.LSTM(3, 4, proj_size=2, bidirectional=True),
     "gru": lambda: nn.GRU(3, 4, 2, batch_first=True),
     "rnn": lambda: nn.RNN(3, 4, nonlinearity="relu", bidirectional=True),
 }
@@ -30,6 +31,7 @@ def gradients(module, run):
     return tuple(p.grad.clone() for p in module.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("name", LAYERS)

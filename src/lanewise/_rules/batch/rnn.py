@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.level import on_plane
+from lanewise._rules.batch.datadependent import differing_shapes
 from lanewise._rules.batch.families import decompose, lane_rule
 
 aten = torch.ops.aten
@@ -146,6 +148,54 @@ def fused_layer_backward(
     grad_bias = drive.sum(1)
     shape = (lanes, *h.shape)
     return grad_x, grad_input, grad_hidden, grad_bias, grad_bias.clone(), dh.reshape(shape), dc.reshape(shape)
+
+
+# --- packed sequences ------------------------------------------------------------------------------------------------
+
+
+def _packed_places(level: BatchLevel, times: int, rows: int, lengths, batch_first: bool):
+    """Where the rows of a packed sequence lie among `times * rows` padded ones, and how many rows each time has."""
+    with on_plane(None):
+        places = torch.arange(times * rows)
+        places = places.view(rows, times) if batch_first else places.view(times, rows)
+    lengths = _agreed_lengths(level, lengths) if level.mapped(lengths) else level.physical(lengths)
+    return aten._pack_padded_sequence(places, lengths, batch_first)
+
+
+def _agreed_lengths(level: BatchLevel, lengths: BatchTensor) -> Tensor:
+    """lengths [B, N] -> [N], the same in all lanes"""
+    first = lengths.value.select(0, 0)
+    if not torch.equal(lengths.value, first.expand(lengths.value.shape)):
+        raise differing_shapes(
+            "torch.nn.utils.rnn.pack_padded_sequence",
+            "the lengths of the sequences differ",
+            "out, _ = lstm(padded)                        # all the steps, then those that count\n"
+            "last = out[torch.arange(n), lengths - 1]",
+        )
+    return first
+
+
+@lane_rule(aten._pack_padded_sequence.default, raw=True)
+def pack_padded_sequence(level, x, lengths, batch_first):
+    """x [B, T, N, *S] (or [B, N, T, *S]), lengths [B, N] -> [B, rows, *S], and how many rows each time has"""
+    first, second = x.shape[:2]
+    times, rows = (second, first) if batch_first else (first, second)
+    places, sizes = _packed_places(level, times, rows, lengths, batch_first)
+    places = places.to(x.device)
+    if level.mapped(x):
+        return level.wrap(x.value.flatten(1, 2).index_select(1, places)), sizes
+    return level.adopt(level.physical(x).flatten(0, 1).index_select(0, places)), sizes
+
+
+@lane_rule(aten._pack_padded_sequence_backward.default)
+def pack_padded_sequence_backward(level, grad, input_size, batch_sizes, batch_first):
+    """grad [B, rows, *S], batch_sizes [T] -> [B, *input_size], zeros where nothing was packed"""
+    first, second, *extent = input_size
+    times, rows = (second, first) if batch_first else (first, second)
+    lengths = (batch_sizes[:, None] > torch.arange(rows)).sum(0)
+    places, _ = _packed_places(level, times, rows, lengths, batch_first)
+    blank = grad.value.new_zeros((level.size, times * rows, *extent))
+    return blank.index_copy(1, places.to(grad.device), grad.value).unflatten(1, (first, second))
 
 
 # --- fused cells (torch has kernels for them on CUDA only) -----------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import torch
 
-from lanewise._rules.jvp.families import elementwise, jointly_linear, jvp_rule, linear
+from lanewise._rules.jvp.families import elementwise, jointly_linear, jvp_rule, linear, rule_on_plane
 
 aten = torch.ops.aten
 
@@ -62,3 +62,17 @@ def index_fill(level, x, dim, index, value):
         t = torch.zeros_like(level.primal(x))
     out = level.primal(x).index_fill(dim, index, level.primal(value))
     return out, t.index_fill(dim, index, 0 if tv is None else tv.to(t.dtype))
+
+
+@rule_on_plane(aten._pack_padded_sequence.default)
+def pack_padded_sequence(level, x, lengths, batch_first):
+    """t, packed; how many rows each time has is left plain, as the kernels that read it want it"""
+
+    def below():
+        known = level.primal(lengths)
+        out, sizes = aten._pack_padded_sequence(level.primal(x), known, batch_first)
+        t = level.tangent(x)
+        return out, sizes, None if t is None else aten._pack_padded_sequence(t, known, batch_first)[0]
+
+    out, sizes, t = level.below(below)
+    return level.pair(out, t), sizes
