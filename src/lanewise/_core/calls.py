@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.lanes import lanes_together
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.plane import Plane, tracked
 from lanewise._core.trees import flatten, unflatten
@@ -136,7 +137,8 @@ class UserCall(Call):
 
     def forward(self, args: tuple) -> tuple:
         try:
-            return self._run(args)
+            with lanes_together():
+                return self._run(args)
         except LaneValueError:
             level = highest_level(args)
             if not isinstance(level, BatchLevel) or level.size == 0:
@@ -232,7 +234,8 @@ class UserCall(Call):
     def _or_per_lane(self, formula: Callable[[list, tuple], tuple], kept: list, given: tuple) -> tuple:
         """The formula; once per lane where it asks for Python values or NumPy arrays of lane values."""
         try:
-            return formula(kept, given)
+            with lanes_together():
+                return formula(kept, given)
         except LaneValueError:
             level = highest_level((*kept, *given))
             if not isinstance(level, BatchLevel) or level.size == 0:

@@ -13,12 +13,11 @@ from lanewise.errors import TransformError, at_user_line
 def keep(level: Any, value: Tensor, home: Lanes | None = None) -> None:
     """Before a write to `value` `[n, *S]`, a tensor of the plane below `level`, which keeps a journal.
 
-    A list in its place stands for a journal not begun: wrappers of the tensors that were there before.
+    A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
     if type(journal) is list:
-        given = [wrapper.value for wrapper in journal if level.mapped(wrapper)]
-        journal = level.journal = Journal(given)
+        journal = level.journal = Journal([given for given in journal if isinstance(given, Tensor)])
     journal.keep(level, value, home)
 
 

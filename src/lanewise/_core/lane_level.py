@@ -225,17 +225,17 @@ class LaneLevel(BatchLevel):
 
     def _run_here(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         hot = HOT.get(func)
-        if hot is not None:
-            self.quick = True
-            try:
-                out = hot(args, kwargs)
-            finally:
-                self.quick = False
-            if out is not NotImplemented:
-                if type(out) is BatchTensor and out.level is self and not func._schema.is_mutable:
-                    out.home = self._lanes
-                return out
         try:
+            if hot is not None:
+                self.quick = True
+                try:
+                    out = hot(args, kwargs)
+                finally:
+                    self.quick = False
+                if out is not NotImplemented:
+                    if type(out) is BatchTensor and out.level is self and not func._schema.is_mutable:
+                        out.home = self._lanes
+                    return out
             return super().interpret(func, args, kwargs, operands)
         except BeginAgain:
             return self.interpret(func, args, kwargs, operands)

@@ -182,6 +182,7 @@ class Machine(threading.local):
     Attributes:
         level: The innermost level whose function runs converted, None if there is none.
         boundaries: The open boundaries, innermost last.
+        together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
         prepare: What turns a function that is called inside into its converted form.
     """
 
@@ -190,6 +191,19 @@ class Machine(threading.local):
     def __init__(self) -> None:
         self.level: Any = None
         self.boundaries: list[Boundary] = []
+        self.together = 0
 
 
 machine = Machine()
+
+
+class lanes_together:
+    """Lanes that disagree raise an error inside, which the code around handles in a way of its own."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        machine.together += 1
+
+    def __exit__(self, *exc: object) -> None:
+        machine.together -= 1

@@ -94,8 +94,9 @@ def _reseated(tensor: Any, levels: tuple) -> Any:
     if tangent is not None:
         return levels[0].wrap(value, _reseated(tangent, levels[1:]))
     out = levels[0].wrap(value) if getattr(tensor, "mapped", False) else levels[0].adopt(value)
-    if hasattr(tensor, "home"):
-        out.home = tensor.home
+    home = getattr(tensor, "home", None)
+    if home is not None:
+        out.home = home
     return out
 
 

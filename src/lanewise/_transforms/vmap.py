@@ -111,7 +111,7 @@ def vmap(
                 with level:
                     lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
                     level.restartable = True
-                    level.journal = lanes
+                    level.journal = list(args)
                     out = func(*lanes, **kwargs)
                     if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                         value = out.value
@@ -205,11 +205,10 @@ def run_lanes(
         try:
             with level:
                 level.restartable = True
-                level.journal = given = []
+                level.journal = [leaf for leaf, dim in zip(leaves, dims, strict=True) if dim is not None]
                 for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
                     if dim is not None:
                         lanes[position] = level.wrap(lane_rows(leaf, dim, place))
-                        given.append(lanes[position])
                 args, kwargs = unflatten(lanes, spec)
                 out = call.func(*args, **kwargs)
                 return leave(level, out, out_dims, call.func, leaves)
