@@ -130,7 +130,9 @@ def loop(x: Tensor, g: Tensor, s: Shape) -> Tensor:
 def rule(s: Shape) -> str:
     """The form that the package uses, by the name it has here."""
     positions = ((s.image + 2 * s.pad - s.kernel) // s.stride + 1) ** 2
-    form = per_lane_form(s.c_out // s.groups, s.c_in // s.groups, s.kernel**2, positions)
+    form = per_lane_form(s.batch * s.groups, s.c_out // s.groups, s.c_in // s.groups, s.kernel**2, positions)
+    if form == "alone":
+        return "loop"
     return form if form == "grouped" or (form == "correlate" and s.groups > 1) else "slices"
 
 
@@ -146,9 +148,12 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Shape], Tensor]] = {
 SHAPES = [
     Shape(64, 1, 16, 8, 3, pad=1),
     Shape(64, 16, 32, 4, 3, pad=1),
+    Shape(32, 16, 32, 4, 3, pad=1),
+    Shape(32, 8, 16, 6, 5, pad=2),
     Shape(128, 1, 32, 28, 3),
     Shape(64, 3, 16, 32, 5, pad=2),
     Shape(64, 3, 64, 64, 7, stride=2, pad=3),
+    Shape(16, 3, 16, 128, 3, pad=1),
     Shape(64, 1, 8, 64, 3, pad=1),
     Shape(64, 3, 32, 32, 3, pad=1),
     Shape(64, 4, 8, 16, 3, pad=1),

@@ -65,7 +65,7 @@ def test_forms_of_the_weight_gradient_agree(monkeypatch, groups, channels, filte
         return torch.autograd.grad(out.square().sum(), weight)[0]
 
     want = torch.stack([gradient(lane) for lane in x])
-    forms = ["grouped", "windows"] + (["correlate"] if channels == filters == groups else [])
+    forms = ["grouped", "windows", "alone"] + (["correlate"] if channels == filters == groups else [])
     for form in forms:
         monkeypatch.setattr(conv, "per_lane_form", lambda *numbers, form=form: form)
         assert_same(vmap(gradient)(x), want)
@@ -75,11 +75,14 @@ def test_forms_of_the_weight_gradient_agree(monkeypatch, groups, channels, filte
 
 
 def test_form_follows_the_measured_table():
-    assert conv.per_lane_form(16, 1, 9, 784) == "windows"
-    assert conv.per_lane_form(32, 16, 25, 196) == "grouped"
-    assert conv.per_lane_form(128, 128, 9, 16) == "windows"
-    assert conv.per_lane_form(64, 64, 1, 256) == "windows"
-    assert conv.per_lane_form(1, 1, 25, 256) == "correlate"
+    assert conv.per_lane_form(64, 16, 1, 9, 784) == "windows"
+    assert conv.per_lane_form(64, 32, 16, 25, 196) == "grouped"
+    assert conv.per_lane_form(64, 64, 3, 49, 1024) == "alone"
+    assert conv.per_lane_form(64, 128, 128, 9, 16) == "windows"
+    assert conv.per_lane_form(64, 64, 64, 1, 256) == "windows"
+    assert conv.per_lane_form(64, 32, 16, 9, 16) == "grouped"  # filters that fit the cache, though few positions
+    assert conv.per_lane_form(128, 32, 16, 9, 16) == "windows"
+    assert conv.per_lane_form(64, 1, 1, 25, 256) == "correlate"
 
 
 @pytest.mark.parametrize("groups", [1, 2])

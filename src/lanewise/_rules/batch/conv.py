@@ -154,9 +154,14 @@ def _weight_gradient(level, grad, x, shape, options, groups):
     transposed = options[3]
     like = level.physical(x)
     if level.mapped(grad) and level.mapped(x):
-        form = per_lane_form(filters // groups, depth, prod(kernel), grad.shape[0] * prod(grad.shape[2:]))
+        positions = grad.shape[0] * prod(grad.shape[2:])
+        form = per_lane_form(lanes * groups, filters // groups, depth, prod(kernel), positions)
         if not transposed and form == "correlate" and groups > 1:
             return _by_correlation(grad.value, x.value, kernel, options)
+        if not transposed and form == "alone":
+            dummy = shape_of(like, *shape)
+            pairs = zip(grad.value.unbind(), x.value.unbind(), strict=True)
+            return torch.stack([_backward(slopes, image, dummy, options, groups, 1) for slopes, image in pairs])
         if not transposed and form != "grouped":
             return _by_windows(grad.value, x.value, kernel, options, groups)
         dummy = shape_of(like, lanes * filters, depth, *kernel)
@@ -178,17 +183,23 @@ def _backward(grad, x, weight, options, groups, which):
     return aten.convolution_backward(grad, x, weight, None, *options, groups, mask)[which]
 
 
-def per_lane_form(filters, depth, taps, positions):
-    """The fastest form of the weight gradient of one lane each, from the numbers of one group.
+def per_lane_form(banks, filters, depth, taps, positions):
+    """The fastest form of the weight gradient of one lane each, from the numbers of one group; `banks` groups in all.
 
     Measured on one thread by `python -m benchmarks.conv_weight_grad`: oneDNN's grouped kernel blocks channels by eight
     and is up to 3 times faster there; it is slower by 1.3 to 5 times elsewhere, for kernels of one tap, and for filters
-    that are large beside the positions they slide over. Depthwise, a correlation is up to 20 times faster.
+    that are large beside the positions they slide over. Depthwise, a correlation is up to 20 times faster. Large images
+    of few channels are fastest one lane at a time, by 1.5 to 3 times.
     """
     if filters == depth == 1:
         return "correlate"
-    blocked = filters % 8 == 0 and depth % 8 == 0 and taps > 1
-    return "grouped" if blocked and positions > 36 and filters * depth * taps <= 1000 * positions else "windows"
+    if depth < 4 and depth * taps * positions >= 75_000:
+        return "alone"
+    weights = filters * depth * taps
+    # It also makes a copy of all weights, which is cheap as long as they stay in a cache.
+    small = banks * weights <= 300_000
+    enough = (positions > 36 and weights <= 1000 * positions) or (positions > 8 and small and banks > 16)
+    return "grouped" if filters % 8 == 0 and depth % 8 == 0 and taps > 1 and enough else "windows"
 
 
 def _by_correlation(grad, x, kernel, options):
