@@ -6,7 +6,9 @@ import lanewise._core.function
 import lanewise._core.surface
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
-from lanewise import errors
+from lanewise import errors, random
+from lanewise._control.operators import cond, fori_loop, switch, while_loop
+from lanewise._control.scans import associative_scan, map, scan
 from lanewise._transforms.forward import jvp, linearize
 from lanewise._transforms.functional import debug_unwrap
 from lanewise._transforms.functionalize import functionalize
@@ -17,8 +19,11 @@ from lanewise._transforms.vmap import vmap
 from lanewise.nn import functional_call, replace_all_batch_norm_modules_, stack_module_state
 
 __all__ = [
+    "associative_scan",
+    "cond",
     "debug_unwrap",
     "errors",
+    "fori_loop",
     "functional_call",
     "functionalize",
     "grad",
@@ -28,10 +33,15 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "map",
+    "random",
     "rearrange",
     "replace_all_batch_norm_modules_",
+    "scan",
     "stack_module_state",
+    "switch",
     "value_and_grad",
     "vjp",
     "vmap",
+    "while_loop",
 ]

@@ -3,6 +3,7 @@
 Nothing here belongs to torch's own transform engine; the one name that mentions it only asks whether it is running.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +222,16 @@ for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
 def operator_names(prefix: str) -> list[str]:
     """Names of all operators that begin with `prefix`. Without the listing: write out the families it is used for."""
     return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))
+
+
+def higher_order_modules(name: str) -> list[Any]:
+    """Where torch keeps a control-flow function besides `torch` itself.
+
+    Where they are gone, `torch.cond` and `torch.while_loop` are served still, the others raise inside a transform.
+    """
+    package = importlib.import_module("torch._higher_order_ops")
+    module = importlib.import_module(f"torch._higher_order_ops.{name}")
+    return [package, module]
 
 
 def generator_identity(generator: torch.Generator) -> int:
