@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import operator
 import pkgutil
 import re
 from pathlib import Path
@@ -60,9 +61,9 @@ def test_the_docstrings_of_a_module_run(module):
         assert result.failed == 0, "".join(report)
 
 
-@pytest.mark.parametrize("name", lanewise.__all__)
+@pytest.mark.parametrize("name", [*lanewise.__all__, *(f"random.{name}" for name in lanewise.random.__all__)])
 def test_a_public_name_is_documented(name):
-    value = getattr(lanewise, name)
+    value = operator.attrgetter(name)(lanewise)
     text = inspect.getdoc(value) or ""
     summary, _, rest = text.partition("\n")
     assert summary.endswith("."), "one line of summary"
@@ -71,7 +72,7 @@ def test_a_public_name_is_documented(name):
         assert "Returns:" in rest, "result"
         assert ">>>" in rest, "an example that runs"
         for parameter in (name for name in inspect.signature(value).parameters if not name.startswith("_")):
-            assert re.search(rf"^\s+\**{parameter}\b.*:", rest, re.MULTILINE), f"{parameter} is not described"
+            assert re.search(rf"^\s+(\w+, )*\**{parameter}\b.*:", rest, re.MULTILINE), f"{parameter} is not described"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

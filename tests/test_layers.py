@@ -14,7 +14,7 @@ LAYERS = [
     ["lanewise._core"],
     ["lanewise._rules"],
     ["lanewise._transforms"],
-    ["lanewise._control", "lanewise._jit", "lanewise.nn"],
+    ["lanewise._control", "lanewise._jit", "lanewise.nn", "lanewise.random"],
     ["lanewise.explain", "lanewise.testing"],
     ["lanewise"],
     ["lanewise.demo"],
