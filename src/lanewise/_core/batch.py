@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.journal import keep
+from lanewise._core.lanes import BeginAgain
 from lanewise._core.level import Level
 from lanewise._core.missing import find_rule
 from lanewise._core.plane import (
@@ -55,7 +56,7 @@ class BatchTensor(Plane):
     itself has shape `[*S]`.
 
     Attributes:
-        home: Where lanes part (lane_level.py): the lanes it was made for, unset elsewhere.
+        home: Where lanes have parted (lane_level.py): the lanes it was made for, else None.
         gathered: The lanes it was last gathered for, its version then, and the result.
         cotangent: Set on results of a backward pass: zero in lanes that it does not have.
     """
@@ -68,12 +69,15 @@ class BatchTensor(Plane):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        hot = HOT.get(func)
-        if hot is not None:
-            out = hot(args, kwargs or _NO_KWARGS)
-            if out is not NotImplemented:
-                return out
-        return interpret(func, args, kwargs or _NO_KWARGS)
+        try:
+            hot = HOT.get(func)
+            if hot is not None:
+                out = hot(args, kwargs or _NO_KWARGS)
+                if out is not NotImplemented:
+                    return out
+            return interpret(func, args, kwargs or _NO_KWARGS)
+        except BeginAgain:
+            return interpret(func, args, kwargs or _NO_KWARGS)
 
 
 class BatchLevel(Level):
@@ -111,6 +115,7 @@ class BatchLevel(Level):
         out.value = value
         out.level = self
         out.mapped = True
+        out.home = None
         return out
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
@@ -120,6 +125,7 @@ class BatchLevel(Level):
         out.level = self
         forbid_data_pointer(out)
         out.mapped = False
+        out.home = None
         out.origin = origin
         return out
 
@@ -257,7 +263,7 @@ class BatchLevel(Level):
     def _keep_written(self, func: Any, args: tuple, kwargs: dict) -> None:
         for position, name in written_arguments(func):
             map_tensors(
-                lambda t: keep(self, t.value, getattr(t, "home", None)) if self.mapped(t) else None,
+                lambda t: keep(self, t.value, t.home) if self.mapped(t) else None,
                 argument(args, kwargs, position, name),
             )
 

@@ -38,7 +38,8 @@ def pointwise_path(call: Callable) -> Callable:
         if type(x) is not BatchTensor:
             return _captured_first(call, args)
         level = x.level
-        if not x.mapped or not level.quick:
+        home = x.home
+        if not x.mapped or home is not level.lanes:
             return NotImplemented
         value = x.value
         if len(args) == 1:
@@ -50,10 +51,11 @@ def pointwise_path(call: Callable) -> Callable:
             wrapper.value = out
             wrapper.level = level
             wrapper.mapped = True
+            wrapper.home = home
             return wrapper
         y = args[1]
         if type(y) is BatchTensor:
-            if y.level is not level or not y.mapped:
+            if y.level is not level or not y.mapped or y.home is not home:
                 return NotImplemented
             other = y.value
             if other.dtype is not value.dtype or other.dim() != value.dim():
@@ -76,7 +78,7 @@ def _captured_first(call: Callable, args: Any) -> Any:
     if len(args) != 2:
         return NotImplemented
     x, y = args
-    if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or not y.level.quick:
+    if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or y.home is not y.level.lanes:
         return NotImplemented
     value = y.value
     if x.dtype is not value.dtype or x.dim() >= value.dim():
@@ -93,18 +95,18 @@ def write_path(call: Callable) -> Callable:
         if kwargs or len(args) > 2:
             return NotImplemented
         x = args[0]
-        if type(x) is not BatchTensor or not x.mapped or not x.level.quick:
+        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
             return NotImplemented
         level = x.level
         value = x.value
         if level.journal is not None:
-            keep(level, value, getattr(x, "home", None))
+            keep(level, value, x.home)
         if len(args) == 1:
             level.below(call, value)
             return x
         y = args[1]
         if type(y) is BatchTensor:
-            if y.level is not level or not y.mapped or y.value.dim() != value.dim():
+            if y.level is not level or not y.mapped or y.home is not x.home or y.value.dim() != value.dim():
                 return NotImplemented
             level.below(call, value, y.value)
             return x
@@ -122,7 +124,7 @@ def single_path(rule: Rule) -> Callable:
 
     def run(args: Any, kwargs: dict) -> Any:
         x = args[0]
-        if type(x) is not BatchTensor or not x.mapped or not x.level.quick:
+        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
             return NotImplemented
         level = x.level
         value = x.value
@@ -146,9 +148,9 @@ def operands_path(rule: Rule) -> Callable:
         for arg in args:
             kind = type(arg)
             if kind is BatchTensor:
-                if not arg.mapped or (level is not None and arg.level is not level):
+                level = arg.level if level is None else level
+                if not arg.mapped or arg.level is not level or arg.home is not level.lanes:
                     return NotImplemented
-                level = arg.level
                 value = arg.value
             elif kind is Tensor:
                 value = arg
@@ -158,7 +160,7 @@ def operands_path(rule: Rule) -> Callable:
                 continue
             if direct and not (inert(value) and value.is_cpu):
                 direct = False
-        if level is None or not level.quick:
+        if level is None:
             return NotImplemented
         if direct and not is_any_autocast_enabled():
             out = rule.run(level, args, kwargs)

@@ -294,12 +294,10 @@ def decide(level: LaneLevel, value: Any) -> Any:
         flags = rows.reshape(-1)
         if flags.dtype is not torch.bool:
             flags = flags != 0
-        holding = flags.nonzero().squeeze(1)
-        if not holding.shape[0]:
-            return False
-        if holding.shape[0] == flags.shape[0]:
-            return True
-        return holding, flags.logical_not().nonzero().squeeze(1)
+        count = int(flags.count_nonzero())
+        if count == 0 or count == flags.shape[0]:
+            return bool(count)
+        return flags.nonzero().squeeze(1), flags.logical_not().nonzero().squeeze(1)
 
 
 def innermost(level: Any) -> Any:

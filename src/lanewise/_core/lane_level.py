@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.journal import keep
-from lanewise._core.lanes import BeginAgain, Lanes, Restart, child, common_ancestor, machine
-from lanewise._core.level import Level, on_plane
+from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine
+from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.plane import argument, lift, map_tensors, recorded, replace_tensors, written_arguments
 from lanewise._core.random import is_random
 from lanewise._torch_compat import OpOverload, current_graph_task_id, is_grad_enabled, make_wrapper
@@ -31,6 +31,7 @@ class LaneLevel(BatchLevel):
     """
 
     __slots__ = ("root", "outer", "_own_size", "_lanes", "_whole")
+    _lanes: Lanes
 
     def __init__(
         self,
@@ -41,7 +42,6 @@ class LaneLevel(BatchLevel):
         outer: BatchLevel | None = None,
     ) -> None:
         super().__init__(size, randomness, total, start)
-        self.quick = False
         self._own_size = size
         self.outer = outer
         if outer is None:
@@ -70,7 +70,10 @@ class LaneLevel(BatchLevel):
         return self._lanes
 
     @lanes.setter
-    def lanes(self, lanes: Lanes) -> None:
+    def lanes(self, lanes: Any) -> None:
+        if lanes is None or lanes is ENDED:
+            self._lanes = EMPTY
+            return
         self._lanes = lanes
         self.size = lanes.size
         self.total, self.start = self._whole if lanes is self.root else (lanes.size, 0)
@@ -123,7 +126,8 @@ class LaneLevel(BatchLevel):
             return self.physical(value), False
         if self.outer is None:
             return value.value, True
-        apart = self.below(_by_outer_lane, value.value, self.root.size // max(self.own_size, 1), self.own_size)
+        assert self.root.parent is not None
+        apart = self.below(_by_outer_lane, value.value, self.root.parent.size, self.own_size)
         return self.outer.wrap(apart), True
 
     # --- which lanes -----------------------------------------------------------------------------------------------
@@ -225,20 +229,11 @@ class LaneLevel(BatchLevel):
 
     def _run_here(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         hot = HOT.get(func)
-        try:
-            if hot is not None:
-                self.quick = True
-                try:
-                    out = hot(args, kwargs)
-                finally:
-                    self.quick = False
-                if out is not NotImplemented:
-                    if type(out) is BatchTensor and out.level is self and not func._schema.is_mutable:
-                        out.home = self._lanes
-                    return out
-            return super().interpret(func, args, kwargs, operands)
-        except BeginAgain:
-            return self.interpret(func, args, kwargs, operands)
+        if hot is not None:
+            out = hot(args, kwargs)
+            if out is not NotImplemented:
+                return out
+        return super().interpret(func, args, kwargs, operands)
 
     def _backward(self, lanes: Lanes, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         """An operation of a backward pass, on the lanes of its cotangents."""

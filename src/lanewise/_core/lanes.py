@@ -167,13 +167,15 @@ class Boundary:
     Attributes:
         level: Whose lanes.
         base: The lanes at the call.
+        made: Objects that some of the lanes have made, and may change: by id, with these lanes.
     """
 
-    __slots__ = ("level", "base")
+    __slots__ = ("level", "base", "made")
 
     def __init__(self, level: Any, base: Lanes) -> None:
         self.level = level
         self.base = base
+        self.made: dict[int, tuple[Any, Lanes]] = {}
 
 
 class Machine(threading.local):

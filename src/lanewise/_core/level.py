@@ -25,6 +25,9 @@ from lanewise._torch_compat import (
 
 _order = itertools.count(1)
 
+# What stands for the lanes of a level that has ended.
+ENDED = object()
+
 # Operations that are not routed (see factories.py) pass the key that an open level switches on.
 _fallthrough = torch.library.Library("_", "IMPL")
 _fallthrough.fallback(torch.library.fallthrough_kernel, FACTORY_KEY_NAME)
@@ -84,7 +87,8 @@ class Level:
         pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
         parent: The level of the plane below, None if that is plain torch.
         alive: False once the transform has ended.
-        quick: Whether the hot paths may serve it: alive, and all its lanes run (see lanes.py).
+        lanes: None; on a batch plane whose lanes have parted, the set that runs; ENDED once the transform has ended.
+            The hot paths serve the tensors whose home it is.
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done just before the level ends, None for nothing.
     """
@@ -97,7 +101,7 @@ class Level:
         "pinned",
         "parent",
         "alive",
-        "quick",
+        "lanes",
         "modes",
         "closing",
         "_before",
@@ -112,7 +116,8 @@ class Level:
         self.grad_mode = is_grad_enabled()
         self.pinned: bool | None = None
         self.parent = current_level()
-        self.alive = self.quick = True
+        self.alive = True
+        self.lanes: Any = None
         self.closing: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
@@ -132,7 +137,8 @@ class Level:
         if self.closing:
             for close in self.closing:
                 close()
-        self.alive = self.quick = False
+        self.alive = False
+        self.lanes = ENDED
         levels.remove(self)
         _stack.here = self._before
         if self._aside:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.level import on_plane
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
 from lanewise._core.random import check_random, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
@@ -135,7 +136,18 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
         outs.append(func(*lane_args, **lane_kwargs))
     if func._schema.is_mutable:
         return None
+    kinds = [_kind(out) for out in outs]
+    if any(kind != kinds[0] for kind in kinds):
+        with on_plane(None):
+            level.part_by(torch.tensor([kinds.index(kind) for kind in kinds]))
     return stack_results(func, outs)
+
+
+def _kind(out: Any) -> Any:
+    """What the results of lanes must have in common to be stacked."""
+    if isinstance(out, Tensor):
+        return out.shape
+    return [_kind(item) for item in out] if isinstance(out, (list, tuple)) else out
 
 
 def stack_results(func: OpOverload, outs: list) -> Any:
