@@ -647,16 +647,13 @@ other = nn.Sequential(nn.Linear(2, 2))
 weights = dict(net.named_parameters())
 
 PHRASES = {
-    "item": (lambda: lw.vmap(lambda x: x.sum().item())(steps), "It looks like you're calling .item on a Tensor"),
-    "float": (lambda: lw.vmap(lambda x: float(x.sum()))(steps), "It looks like you're calling .item on a Tensor"),
-    "range": (lambda: lw.vmap(lambda n: torch.ones(3)[:n])(numbers), "It looks like you're calling .item on a Tensor"),
-    "if": (
-        lambda: lw.vmap(lambda x: x if x.sum() > 3 else -x)(steps),
-        "attempting to use a Tensor in some data-dependent control flow",
+    "range": (
+        lambda: lw.vmap(lambda n: torch.ones(3)[:n])(numbers),
+        r"output: lanes return tensors of different shapes.*: lane 0 gives \[0\], lane 1 gives \[1\]",
     ),
     "a mask": (
         lambda: lw.vmap(lambda x: x[x > 0])(signs),
-        "can support dynamic shape.* Attempting to batch over indexing with a boolean mask",
+        r"output: lanes return tensors of different shapes.*: lane 0 gives \[1\], lane 1 gives \[2\]",
     ),
     "nonzero": (lambda: lw.vmap(torch.nonzero)(signs - 1), "batching operators that can output dynamic shape"),
     "random": (

@@ -10,6 +10,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.lane_level import LaneLevel, home_of, lanes_of
 from lanewise._core.lanes import (
+    BeginAgain,
     Disagreement,
     Lanes,
     Target,
@@ -19,6 +20,7 @@ from lanewise._core.lanes import (
     machine,
 )
 from lanewise._core.level import on_plane
+from lanewise._core.missing import parting
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
 from lanewise.errors import TransformError, at_user_line
@@ -258,6 +260,16 @@ def can_settle(level: Any) -> bool:
     if machine.together:
         return False
     return isinstance(level, LaneLevel) or (isinstance(level, BatchLevel) and level.restartable)
+
+
+def part_by(level: BatchLevel, numbers: Tensor) -> None:
+    """Lanes that differ in a number of theirs, numbers [B], go apart, and the operation begins again. If they can."""
+    if can_settle(level):
+        settle(level, level.wrap(numbers))
+        raise BeginAgain
+
+
+parting.by = part_by
 
 
 def narrow(level: LaneLevel, positions: Tensor) -> None:

@@ -1,5 +1,6 @@
 """What happens to an operation that has no rule: a twin, torch's own decomposition, or one call per lane."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_
 # How often each operation ran lane by lane; tests count on it.
 lane_loops: dict[str, int] = {}
 _warned: set[OpOverload] = set()
+
+
+class _Parting:
+    """How lanes go apart, which joins.py, further up, knows: `by(level, numbers)`."""
+
+    by: Callable[[Any, Tensor], None]
+
+
+parting = _Parting()
 
 
 def find_rule(table: RuleTable, func: OpOverload) -> Rule:
@@ -139,7 +149,7 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     kinds = [_kind(out) for out in outs]
     if any(kind != kinds[0] for kind in kinds):
         with on_plane(None):
-            level.part_by(torch.tensor([kinds.index(kind) for kind in kinds]))
+            parting.by(level, torch.tensor([kinds.index(kind) for kind in kinds]))
     return stack_results(func, outs)
 
 

@@ -9,20 +9,12 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route
-from lanewise._core.joins import can_settle, settle
-from lanewise._core.lanes import BeginAgain
+from lanewise._core.joins import part_by
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise._rules.batch.operands import at_least_1d, common_shape
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
-
-
-def part_by(level: BatchLevel, numbers: Tensor) -> None:
-    """Lanes that differ in a number of theirs, numbers [B], go apart, and the operation begins again. If they can."""
-    if can_settle(level):
-        settle(level, level.wrap(numbers))
-        raise BeginAgain
 
 
 # --- Python values ---------------------------------------------------------------------------------------------------
