@@ -1,4 +1,4 @@
-"""`Tensor.new`, the oldest of the factories, which torch.distributions uses still. torch's own makes a tensor of no plane."""
+"""`Tensor.new`, the oldest factory, which torch.distributions uses still. torch's own makes a tensor of no plane."""
 
 from typing import Any
 
