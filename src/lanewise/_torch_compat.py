@@ -17,6 +17,7 @@ import torch.autograd.forward_ad
 import torch.autograd.function
 import torch.autograd.graph
 import torch.nn.modules.batchnorm
+import torch.nn.modules.module
 import torch.nn.utils.parametrize
 import torch.utils._mode_utils
 import torch.utils._python_dispatch
@@ -181,6 +182,22 @@ def user_vmap_rule(op: Any) -> Callable | None:
 def preserve_version(*tensors: torch.Tensor) -> Any:
     """A context in which writes to these tensors count no new version. Without it: writes through `Tensor.data`."""
     return torch.autograd.grad_mode._unsafe_preserve_version_counter(tensors)
+
+
+def has_module_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks run when a module is called. Without the names: calling the module, whose forward is then opaque."""
+    from_all = torch.nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module._compiled_call_impl is not None
+        or from_all._global_forward_hooks
+        or from_all._global_forward_pre_hooks
+        or from_all._global_backward_hooks
+        or from_all._global_backward_pre_hooks
+    )
 
 
 # The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.

@@ -19,7 +19,6 @@ from lanewise._core.lanes import Lanes, child, merge_target
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
-from lanewise._transforms.parting import prepared
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
 
@@ -70,7 +69,6 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
         >>> vmap(f)(torch.tensor([4.0, -1.0, 9.0]))
         tensor([2., 0., 3.])
     """
-    true_fn, false_fn = prepared(true_fn), prepared(false_fn)
     level = lane_level(pred)
     way = bool(pred) if level is None else decide(level, pred)
     if way is True or way is False:
@@ -106,7 +104,6 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
         >>> vmap(f)(torch.tensor([1, 2]), torch.zeros(2))
         tensor([1., 0.])
     """
-    branches = [prepared(branch) for branch in branches]
     if not branches:
         raise ArgumentError(at_user_line("switch: there are no branches", "switch(index, [f, g], x)"))
     last = len(branches) - 1
@@ -174,7 +171,6 @@ def while_loop(
     """
     if mode not in ("compact", "mask"):
         raise ArgumentError(at_user_line(f"while_loop: mode is {mode!r}", 'while_loop(c, b, x, mode="mask")'))
-    cond_fun, body_fun = prepared(cond_fun), prepared(body_fun)
     if checkpoint:
         return _checkpointed(cond_fun, body_fun, init, max_steps)
     if mode == "mask":
@@ -257,7 +253,7 @@ def _any_lane(going: Tensor) -> bool:
     while isinstance(value, Plane):
         if isinstance(value, BatchTensor):
             sync(value)
-            if isinstance(value.level, LaneLevel):
+            if isinstance(value.level, LaneLevel) and value.level.alive:
                 value = value.level.here(value)
         value = value.value
     with on_plane(None):
@@ -313,12 +309,10 @@ def fori_loop(
         tensor([8., 9.])
     """
     if not (isinstance(lower, Tensor) or isinstance(upper, Tensor) or checkpoint):
-        body_fun = prepared(body_fun)
         state = init
         for i in range(lower, upper):
             state = body_fun(i, state)
         return state
-    body_fun = prepared(body_fun)
 
     def step(state: tuple) -> tuple:
         i, inner = state

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.numbers import LaneNumber
 from lanewise._core.joins import merge_tensors
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable
@@ -12,7 +13,7 @@ from lanewise._core.level import on_plane
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
-_NUMBERS = (bool, int, float, complex)
+_NUMBERS = (bool, int, float, complex, LaneNumber)
 
 
 def put_together(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
@@ -72,8 +73,18 @@ def as_tensor(value: Any) -> Tensor:
     """A number as stacking would make it a tensor; a tensor as it is."""
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, LaneNumber):
+        return value.value.to(torch.get_default_dtype()) if value.kind is float else value.value
     with on_plane(None):
         return torch.tensor(value)
+
+
+def without_numbers(result: Any) -> Any:
+    """A result in which numbers of lanes are tensors."""
+    leaves, spec = flatten(result)
+    if not any(isinstance(leaf, LaneNumber) for leaf in leaves):
+        return result
+    return unflatten([as_tensor(leaf) if isinstance(leaf, LaneNumber) else leaf for leaf in leaves], spec)
 
 
 def same_dtype(values: list[Tensor]) -> list[Tensor]:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lanewise._control.results import as_tensor
 from lanewise._core.trees import flatten, unflatten
-from lanewise._transforms.parting import prepared
 from lanewise._transforms.vmap import vmap
 from lanewise.errors import ArgumentError, at_user_line
 
@@ -41,7 +40,6 @@ def scan(
         >>> scan(lambda c, x: (c + x, c * x), torch.tensor(0.0), torch.tensor([1.0, 2.0, 3.0]))
         (tensor(6.), tensor([0., 2., 9.]))
     """
-    f = prepared(f)
     leaves, spec = ([], None) if xs is None else flatten(xs)
     steps = _steps("scan", leaves, length)
     carry, rows, out_spec = init, [], None
@@ -103,7 +101,6 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     """
     if batch_size is not None:
         return vmap(f, chunk_size=batch_size)(xs)
-    f = prepared(f)
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 
@@ -130,7 +127,6 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 
     The recursion on pairs is that of Blelloch, "Prefix sums and their applications", 1990.
     """
-    fn = prepared(fn)
     leaves, spec = flatten(elems)
     lengths = {leaf.shape[axis] for leaf in leaves}
     if len(lengths) != 1:

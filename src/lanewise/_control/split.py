@@ -1,27 +1,27 @@
 """A function whose lanes part: run with all that agree, then run again for those that were left behind."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lanewise._control.results import put_together
+from lanewise._control.boundary import boundary
+from lanewise._control.convert import converted
+from lanewise._control.results import put_together, without_numbers
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel, lanes_of
-from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
-from lanewise._core.level import current_level, on_plane
+from lanewise._core.lanes import Restart
+from lanewise._core.level import current_level
 from lanewise._core.plane import recorded
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.chunks import Generators
+from lanewise._transforms.parting import code_of
 from lanewise._transforms.vmap import lane_rows, leave
-from lanewise.errors import SlowPathWarning, warn_at_user_line
 
-# After so many runs with fewer than two lanes done in each, the rest run one by one.
-_MANY = 16
+# Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
+_as_written: set[Any] = set()
 
 
 def run_apart(
@@ -30,6 +30,8 @@ def run_apart(
     """One chunk of a `vmap` whose lanes part."""
     generators = None if randomness == "error" else Generators()
     flat = not any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
+    code = code_of(call.func)
+    func = None if code in _as_written else converted(call.func)
     while True:
         level = _level(place, randomness, flat)
         lanes = [
@@ -41,22 +43,35 @@ def run_apart(
         try:
             with level:
                 args, kwargs = unflatten(lanes, spec)
-                out = boundary(level, partial(call.func, *args, **kwargs), put_together)
+                thunk = partial(func or call.func, *args, **kwargs)
+                out = without_numbers(boundary(level, thunk, put_together, structured=func is not None))
                 return leave(level, out, out_dims, call.func, leaves)
         except Restart as restart:
             if restart.level is not level:
                 raise
             level.journal.undo(level)
             flat = flat and restart.flat
+            if not restart.structured:
+                func = None
+                _as_written.add(code)
             if generators is not None:
                 generators.reseat()
 
 
 def _level(place: tuple[int, int, int], randomness: str, flat: bool) -> LaneLevel:
-    """A level for the lanes of this call, or for all pairs of them and those of the `vmap` right around (`flat`)."""
+    """A level for the lanes of this call, or for all pairs of them and those of the `vmap` right around (`flat`).
+
+    Not for pairs where the one draws for each lane and the other once for all.
+    """
     start, length, total = place
     around = current_level()
-    return LaneLevel(length, randomness, total, start, around if flat and isinstance(around, BatchLevel) else None)
+    if not flat or not isinstance(around, BatchLevel):
+        return LaneLevel(length, randomness, total, start)
+    if "error" in (randomness, around.randomness):
+        randomness = "error"
+    elif randomness != around.randomness:
+        return LaneLevel(length, randomness, total, start)
+    return LaneLevel(length, randomness, total, start, around)
 
 
 def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
@@ -76,99 +91,3 @@ def _all_pairs(value: Tensor, mapped: bool, outer: int) -> Tensor:
         value = value.expand(outer, *value.shape)
     return value.flatten(0, 1)
 
-
-def boundary(level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any]) -> Any:
-    """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
-
-    What a run wrote for lanes that it left behind is undone before they run again, and they draw the same random
-    numbers.
-    """
-    base = level.lanes
-    around, outer_journal = machine.level, level.journal
-    machine.level = None
-    machine.boundaries.append(Boundary(level, base))
-    journal = level.journal = Journal(None, base)
-    generators = None if level.randomness == "error" else Generators()
-    pieces: list[Lanes] = []
-    values: list[Any] = []
-    waiting: Tensor | None = None
-    one_by_one: list[int] | None = None
-    try:
-        while True:
-            with _naming_lanes(level):
-                values.append(thunk())
-            done = level.lanes
-            pieces.append(done)
-            if done is base:
-                return values[0]
-            waiting = _without(base, waiting, done)
-            if not waiting.shape[0]:
-                break
-            if one_by_one is None and len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces):
-                _warn_one_by_one(base)
-                one_by_one = []
-            rows = waiting if one_by_one is None else waiting[:1]
-            journal.undo(level, rows)
-            if generators is not None:
-                generators.reseat()
-            level.lanes = child(base, rows)
-    finally:
-        machine.boundaries.pop()
-        machine.level = around
-        level.lanes = base
-        level.journal = outer_journal
-        if outer_journal is not None:
-            journal.pass_on(outer_journal)
-    target = merge_target(base, pieces)
-    return join(level, target, pieces, values)
-
-
-def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
-    """The positions in `base` that are still waiting."""
-    places = done.positions(base)
-    with on_plane(None):
-        mask = torch.zeros(base.size, dtype=torch.bool, device=places.device)
-        if waiting is None:
-            mask[:] = True
-        else:
-            mask[waiting] = True
-        mask[places] = False
-        return mask.nonzero().squeeze(1)
-
-
-def _warn_one_by_one(base: Lanes) -> None:
-    warn_at_user_line(
-        SlowPathWarning(
-            f"vmap: the {base.size} lanes take {_MANY} different ways and more through code that is run again for each "
-            "of them: the rest run one by one, at about the speed of a Python loop"
-        )
-    )
-
-
-class _naming_lanes:
-    """Says of an error which lanes ran when it was raised."""
-
-    __slots__ = ("level",)
-
-    def __init__(self, level: LaneLevel) -> None:
-        self.level = level
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception) and not hasattr(error, "lanes"):
-            lanes = self.level.lanes
-            if lanes is not self.level.root and lanes.size:
-                name_lanes(error, self.level, lanes)
-
-
-def name_lanes(error: Exception, level: LaneLevel, lanes: Lanes) -> None:
-    """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
-    places = lanes.positions(level.root).tolist()
-    error.lanes = places  # type: ignore[attr-defined]
-    shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
-    if hasattr(error, "add_note"):
-        error.add_note(  # type: ignore[attr-defined]
-            f"lanewise: raised while {'lane' if len(places) == 1 else 'lanes'} {shown} ran"
-        )

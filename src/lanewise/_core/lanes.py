@@ -185,10 +185,7 @@ class Machine(threading.local):
         level: The innermost level whose function runs converted, None if there is none.
         boundaries: The open boundaries, innermost last.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
-        prepare: What turns a function that is called inside into its converted form.
     """
-
-    prepare: Any
 
     def __init__(self) -> None:
         self.level: Any = None

@@ -9,7 +9,7 @@ import torch
 from lanewise._core.batch import BatchLevel
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Disagreement, machine
+from lanewise._core.lanes import Disagreement
 from lanewise._core.level import current_level
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
@@ -47,7 +47,3 @@ def start_again(level: BatchLevel, code: Any, disagreement: Disagreement) -> Non
         level.journal.undo(level)
     parted.add(code)
 
-
-def prepared(func: Callable) -> Callable:
-    """The function that a transform inside calls: converted where the code around it is."""
-    return func if machine.level is None else machine.prepare(func)

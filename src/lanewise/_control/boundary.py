@@ -1,0 +1,116 @@
+"""A call whose lanes part: run with all that agree, then run again for those that were left behind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.journal import Journal
+from lanewise._core.lane_level import LaneLevel
+from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
+from lanewise._core.level import on_plane
+from lanewise._transforms.chunks import Generators
+from lanewise.errors import SlowPathWarning, warn_at_user_line
+
+# After so many runs with fewer than two lanes done in each, the rest run one by one.
+_MANY = 16
+
+
+def boundary(
+    level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any], *, structured: bool = False
+) -> Any:
+    """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
+
+    Where `thunk` calls converted code (`structured`), most of the time they part and meet again in there. What a run
+    wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers.
+    """
+    base = level.lanes
+    around, outer_journal = machine.level, level.journal
+    machine.level = level if structured else None
+    machine.boundaries.append(Boundary(level, base))
+    journal = level.journal = Journal(None, base)
+    generators = None if level.randomness == "error" else Generators()
+    pieces: list[Lanes] = []
+    values: list[Any] = []
+    waiting: Tensor | None = None
+    one_by_one: list[int] | None = None
+    try:
+        while True:
+            with _naming_lanes(level):
+                values.append(thunk())
+            done = level.lanes
+            pieces.append(done)
+            if done is base:
+                return values[0]
+            waiting = _without(base, waiting, done)
+            if not waiting.shape[0]:
+                break
+            if one_by_one is None and len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces):
+                _warn_one_by_one(base)
+                one_by_one = []
+            rows = waiting if one_by_one is None else waiting[:1]
+            journal.undo(level, rows)
+            if generators is not None:
+                generators.reseat()
+            level.lanes = child(base, rows)
+    finally:
+        machine.boundaries.pop()
+        machine.level = around
+        level.lanes = base
+        level.journal = outer_journal
+        if outer_journal is not None:
+            journal.pass_on(outer_journal)
+    target = merge_target(base, pieces)
+    return join(level, target, pieces, values)
+
+
+def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
+    """The positions in `base` that are still waiting."""
+    places = done.positions(base)
+    with on_plane(None):
+        mask = torch.zeros(base.size, dtype=torch.bool, device=places.device)
+        if waiting is None:
+            mask[:] = True
+        else:
+            mask[waiting] = True
+        mask[places] = False
+        return mask.nonzero().squeeze(1)
+
+
+def _warn_one_by_one(base: Lanes) -> None:
+    warn_at_user_line(
+        SlowPathWarning(
+            f"vmap: the {base.size} lanes take {_MANY} different ways and more through code that is run again for each "
+            "of them: the rest run one by one, at about the speed of a Python loop"
+        )
+    )
+
+
+class _naming_lanes:
+    """Says of an error which lanes ran when it was raised."""
+
+    __slots__ = ("level",)
+
+    def __init__(self, level: LaneLevel) -> None:
+        self.level = level
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Exception) and not hasattr(error, "lanes"):
+            lanes = self.level.lanes
+            if lanes is not self.level.root and lanes.size:
+                name_lanes(error, self.level, lanes)
+
+
+def name_lanes(error: Exception, level: LaneLevel, lanes: Lanes) -> None:
+    """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
+    places = lanes.positions(level.root).tolist()
+    error.lanes = places  # type: ignore[attr-defined]
+    shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+    if hasattr(error, "add_note"):
+        error.add_note(  # type: ignore[attr-defined]
+            f"lanewise: raised while {'lane' if len(places) == 1 else 'lanes'} {shown} ran"
+        )

@@ -1,0 +1,238 @@
+"""What converted code calls: the converted form of a function, a method or a module, or what stands in for it."""
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from lanewise._control.compiling import converted_code, instantiate
+from lanewise._control.merging import join
+from lanewise._control.numbers import TAKE_LISTS, LaneNumber, call_with_numbers
+from lanewise._control.source import Unsupported
+from lanewise._control.boundary import boundary
+from lanewise._core.lanes import Lanes, Restart, Target, machine
+from lanewise._torch_compat import has_module_hooks
+
+# Packages whose functions run as they are: they do not branch on lane values, or answer for it themselves.
+LIBRARIES = frozenset({"torch", "numpy", "lanewise", "tqdm", "typing_extensions", *sys.stdlib_module_names}) - {
+    "__main__",
+    "this",
+    "antigravity",
+}
+_MUTATING = frozenset(
+    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
+    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
+    "writelines".split()
+)
+_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
+
+# What stands in for a function inside converted code, by the function; for a method, by the function of the method.
+replaced: dict[Any, Callable] = {}
+replaced_methods: dict[Any, Callable] = {}
+
+# By code object of a function: what `_function` does with it.
+_ways: dict[types.CodeType, Any] = {}
+_PASS, _WRAPPER, _CALLBACKS, _APART = "pass", "wrapper", "callbacks", "apart"
+
+# Modules of libraries with functions that call their arguments.
+_CALLING = ("lanewise.", "torch._functorch.", "torch.autograd.functional", "torch.utils.checkpoint")
+_FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
+_CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+
+
+def fn(func: Any) -> Any:
+    """What converted code calls in place of `func`."""
+    return func if machine.level is None else callee(func)
+
+
+def callee(func: Any) -> Any:
+    """What stands in for `func` where lanes may part."""
+    kind = type(func)
+    if kind is types.BuiltinFunctionType:
+        return _builtin(func)
+    if kind is types.FunctionType:
+        return _function(func)
+    if kind is types.MethodType:
+        return _method(func)
+    if isinstance(func, type):
+        return replaced.get(func, func)
+    return _object(func)
+
+
+def _builtin(func: Any) -> Any:
+    owner = func.__self__
+    if isinstance(owner, types.ModuleType):
+        stand_in = replaced.get(func)
+        if stand_in is not None:
+            return stand_in
+    elif func.__name__ in _MUTATING and not isinstance(owner, Tensor):
+        changes(owner)
+    return functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+
+
+def _function(func: types.FunctionType) -> Any:
+    code = func.__code__
+    way = _ways.get(code)
+    if way is None:
+        way = _ways[code] = _way(func)
+    if type(way) is types.CodeType:
+        return instantiate(func, way)
+    stand_in = replaced.get(func)
+    if stand_in is not None:
+        return stand_in
+    if way is _PASS:
+        return functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+    if way is _WRAPPER:
+        return _unwrapped(func)
+    if way is _CALLBACKS:
+        return functools.partial(_with_callbacks, func)
+    return functools.partial(call_apart, func)
+
+
+def _way(func: types.FunctionType) -> Any:
+    if is_library(func):
+        if func.__closure__ and hasattr(func, "__wrapped__"):
+            return _WRAPPER
+        return _CALLBACKS if str(func.__globals__.get("__name__")).startswith(_CALLING) else _PASS
+    code = converted_code(func)
+    return _APART if isinstance(code, Unsupported) else code
+
+
+def is_library(func: types.FunctionType) -> bool:
+    """Whether a function belongs to a library whose functions run as they are."""
+    return str(func.__globals__.get("__name__", "")).partition(".")[0] in LIBRARIES
+
+
+def _unwrapped(func: types.FunctionType) -> types.FunctionType:
+    """A library's wrapper around functions (such as that of `@torch.no_grad()`), around their converted forms."""
+    cells = []
+    for cell in func.__closure__ or ():
+        try:
+            inner = cell.cell_contents
+        except ValueError:
+            cells.append(cell)
+            continue
+        new = callee(inner) if isinstance(inner, _CALLABLES) else inner
+        cells.append(cell if new is inner else types.CellType(new))
+    out = types.FunctionType(func.__code__, func.__globals__, func.__name__, func.__defaults__, tuple(cells))
+    out.__kwdefaults__ = func.__kwdefaults__
+    return out
+
+
+def _with_callbacks(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A transform or its like, which calls functions that are its arguments."""
+    args = tuple([callee(arg) if type(arg) in _FUNCTIONS else arg for arg in args])
+    kwargs = {key: callee(arg) if type(arg) in _FUNCTIONS else arg for key, arg in kwargs.items()}
+    return func(*args, **kwargs)
+
+
+def _method(func: types.MethodType) -> Any:
+    inner, owner = func.__func__, func.__self__
+    stand_in = replaced_methods.get(inner)
+    if stand_in is not None:
+        return functools.partial(stand_in, owner)
+    if type(inner) is not types.FunctionType:
+        return func
+    new = _function(inner)
+    if new is inner:
+        return func
+    return types.MethodType(new, owner) if type(new) is types.FunctionType else functools.partial(new, owner)
+
+
+def _object(func: Any) -> Any:
+    """A module, a partial, or another object that can be called."""
+    if isinstance(func, nn.Module):
+        return _module(func)
+    if isinstance(func, functools.partial):
+        inner = callee(func.func)
+        return func if inner is func.func else functools.partial(inner, *func.args, **func.keywords)
+    call = getattr(type(func), "__call__", None)  # noqa: B004
+    if type(call) is types.FunctionType and not is_library(call):
+        return _method(types.MethodType(call, func))
+    return func
+
+
+def _module(module: nn.Module) -> Any:
+    call = type(module).__call__
+    if call is not nn.Module.__call__ and type(call) is types.FunctionType:
+        return _method(types.MethodType(call, module))
+    forward = module.forward
+    inner = getattr(forward, "__func__", forward)
+    if type(inner) is not types.FunctionType:
+        return module
+    if is_library(inner):
+        if not any(_own_forward(part) for part in module.modules()):
+            return module
+        code = converted_code(inner)  # a container such as nn.Sequential, which calls modules of the user
+        way: Any = _APART if isinstance(code, Unsupported) else code
+    else:
+        way = _ways.get(inner.__code__)
+        if way is None:
+            way = _ways[inner.__code__] = _way(inner)
+    if type(way) is not types.CodeType or has_module_hooks(module):
+        return functools.partial(call_apart, module)
+    new = instantiate(inner, way)
+    return new if inner is forward else types.MethodType(new, module)
+
+
+def _own_forward(module: nn.Module) -> bool:
+    """Whether a module's forward is the user's."""
+    forward = type(module).forward
+    return type(forward) is types.FunctionType and not is_library(forward)
+
+
+def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Call what cannot be converted: run again for lanes that it leaves behind."""
+    level = machine.level
+    if level is None:
+        return func(*args, **kwargs)
+    return boundary(level, functools.partial(func, *args, **kwargs), _joined)
+
+
+def _joined(level: Any, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
+    return join(level, target.lanes, pieces, values)
+
+
+# --- changes of objects --------------------------------------------------------------------------------------------
+
+
+def narrowed() -> bool:
+    """Whether other lanes wait to go on from where they left those that run."""
+    level = machine.level
+    if level is None:
+        return False
+    for call in reversed(machine.boundaries):
+        if call.level is level:
+            return level.lanes is not call.base
+    return False
+
+
+def changes(thing: Any) -> Any:
+    """Before an object is changed. One that lanes share which do not run cannot be: all have to run as written."""
+    if isinstance(thing, Tensor) or type(thing) in _IMMUTABLE:
+        return thing
+    if narrowed():
+        for call in reversed(machine.boundaries):
+            kept = call.made.get(id(thing))
+            if kept is not None:
+                if kept[1] is machine.level.lanes:
+                    return thing
+                break
+        raise Restart(machine.level)
+    return thing
+
+
+def made(thing: Any) -> Any:
+    """A container or an object that the running lanes have just made, and which they may change."""
+    if narrowed():
+        machine.boundaries[-1].made[id(thing)] = thing, machine.level.lanes
+    return thing
+
+
+def changes_outside() -> None:
+    """Before a variable of a scope around the function is bound."""
+    if narrowed():
+        raise Restart(machine.level)

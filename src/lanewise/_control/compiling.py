@@ -1,0 +1,71 @@
+"""Converted code: found, rewritten and compiled once for each code object, and made into functions."""
+
+import inspect
+import types
+from typing import Any
+
+from lanewise._control.source import Unsupported, compile_definition, find_function, mangled, same_code
+from lanewise._control.syntax import RUNTIME, rewrite
+
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+# By code object: its converted form, or why there is none.
+_converted: dict[types.CodeType, types.CodeType | Unsupported] = {}
+
+
+class _Runtime:
+    """What converted code calls: the module flow.py, once that has been imported."""
+
+    module: Any = None
+
+
+runtime = _Runtime()
+
+
+def converted_code(func: types.FunctionType) -> types.CodeType | Unsupported:
+    """The converted code of a function, or why there is none."""
+    code = func.__code__
+    found = _converted.get(code)
+    if found is None:
+        try:
+            found = _convert(func)
+        except Unsupported as reason:
+            found = reason
+        _converted[code] = found
+        if isinstance(found, types.CodeType):
+            _converted[found] = found
+    return found
+
+
+def is_converted(code: types.CodeType) -> bool:
+    """Whether code calls the runtime itself, as a function inside a converted one does."""
+    return RUNTIME in code.co_freevars
+
+
+def _convert(func: types.FunctionType) -> types.CodeType:
+    code = func.__code__
+    if is_converted(code):
+        return code
+    if code.co_flags & _NOT_PLAIN:
+        raise Unsupported("it is a generator or asynchronous")
+    node = mangled(find_function(func), code, func.__qualname__)
+    if not same_code(code, compile_definition(node, code)):
+        raise Unsupported("its source is not that of the code: the file has changed, or a tool has rewritten the code")
+    rewrite(node, frozenset(code.co_cellvars))
+    new = compile_definition(node, code, (RUNTIME,))
+    names: dict[str, Any] = {"co_name": code.co_name}
+    if hasattr(code, "co_qualname"):
+        names["co_qualname"] = code.co_qualname  # type: ignore[attr-defined]
+    return new.replace(**names)
+
+
+def instantiate(func: types.FunctionType, code: types.CodeType) -> types.FunctionType:
+    """A function that is `func` with converted code: its globals, closure, defaults and names."""
+    if code is func.__code__:
+        return func
+    cells = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
+    closure = tuple([types.CellType(runtime.module) if name == RUNTIME else cells[name] for name in code.co_freevars])
+    new = types.FunctionType(code, func.__globals__, func.__name__, func.__defaults__, closure)
+    if func.__kwdefaults__:
+        new.__kwdefaults__ = func.__kwdefaults__
+    return new

@@ -1,0 +1,36 @@
+"""Functions whose lanes may part, converted: the way in for transforms."""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lanewise._control import flow  # noqa: F401  (what converted code calls)
+from lanewise._control.callees import call_apart, callee, is_library
+from lanewise._control.compiling import converted_code
+from lanewise._control.source import Unsupported
+
+
+def converted(func: Callable) -> Callable | None:
+    """A function that does what `func` does, and whose lanes may part while `machine.level` is set; None if it cannot."""
+    out = callee(func)
+    if out is func and not isinstance(func, types.FunctionType):
+        return None
+    return None if isinstance(out, functools.partial) and out.func is call_apart else out
+
+
+def why_not(func: Any) -> str:
+    """Why a function has no converted form, as the end of a sentence; empty if it has one."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    if isinstance(func, nn.Module):
+        func = func.forward
+    func = getattr(func, "__func__", func)
+    if not isinstance(func, types.FunctionType):
+        return f"it is of type {type(func).__name__}, not a Python function"
+    if is_library(func):
+        return ""
+    code = converted_code(func)
+    return str(code) if isinstance(code, Unsupported) else ""

@@ -1,0 +1,207 @@
+"""Values of any kind where lanes come together: kept where all share them, merged where one value can hold all."""
+
+import enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._control.numbers import LaneNumber, kind_of
+from lanewise._core.joins import merge_tensors, narrow, on_home
+from lanewise._core.lane_level import LaneLevel
+from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target
+from lanewise._core.level import on_plane
+from lanewise._core.plane import tracked
+from lanewise._torch_compat import is_grad_enabled, set_grad_enabled
+
+
+class _Unbound:
+    def __repr__(self) -> str:
+        return "<unbound>"
+
+
+# What a variable holds in lanes where it was never assigned.
+UNBOUND: Any = _Unbound()
+
+# Types whose equal values cannot be told apart.
+_PLAIN = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+class Mixed:
+    """A variable that holds what no one value can hold. When it is read, lanes with one of the values go on.
+
+    Attributes:
+        pieces, values: Sets of lanes, and what each has.
+        why: What keeps the values apart.
+    """
+
+    __slots__ = ("pieces", "values", "why")
+
+    def __init__(self, pieces: list[Lanes], values: list[Any], why: str) -> None:
+        self.pieces: list[Lanes] = []
+        self.values: list[Any] = []
+        self.why = why
+        for piece, value in zip(pieces, values, strict=True):
+            if type(value) is Mixed:
+                self.pieces.extend(value.pieces)
+                self.values.extend(value.values)
+            else:
+                self.pieces.append(piece)
+                self.values.append(value)
+
+    def resolve(self, level: LaneLevel) -> Any:
+        """The value of the largest group of the lanes that run, which go on alone."""
+        best: tuple[Tensor, Tensor] | None = None
+        chosen = 0
+        for number, piece in enumerate(self.pieces):
+            shared = _shared(level.lanes, piece)
+            if best is None or shared[0].shape[0] > best[0].shape[0]:
+                best, chosen = shared, number
+        assert best is not None
+        here, there = best
+        if here.shape[0] < level.lanes.size:
+            narrow(level, here)
+        lanes, piece, value = level.lanes, self.pieces[chosen], self.values[chosen]
+        if lanes.within(piece) or value is UNBOUND:
+            return value
+        with on_plane(None):
+            order = torch.arange(lanes.size)
+        return merge(level, Target(lanes, order), [child(piece, there)], [value])
+
+
+def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
+    """The lanes that two sets share, as positions in each [n]."""
+    base = common_ancestor(a, b)
+    with on_plane(None):
+        places = b.inverse(base).index_select(0, a.positions(base))
+        here = (places >= 0).nonzero().squeeze(1)
+        return here, places[here]
+
+
+def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any]) -> Any:
+    """One value for the lanes of `pieces` of `base`, which go on together. (Not all do, if it takes several values.)"""
+    if len(pieces) == 1:
+        level.lanes = pieces[0]
+        return values[0]
+    target = merge_target(base, pieces)
+    level.lanes = target.lanes
+    try:
+        return merge(level, target, pieces, values)
+    except Unmergeable as reason:
+        return Mixed(pieces, values, str(reason)).resolve(level)
+
+
+def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
+    """The value that each lane of the target has in its piece. The lanes of the target run.
+
+    Raises:
+        Unmergeable: No one value holds all.
+    """
+    first = values[0]
+    if isinstance(first, Tensor) or any(isinstance(value, Tensor) for value in values):
+        if all(value is first for value in values) and on_home(level, first):
+            return first
+        return _merge_tensors(level, target, pieces, values)
+    kind = kind_of(first)
+    if kind is not None:
+        return _merge_numbers(level, target, pieces, values, kind)
+    if all(value is first for value in values) and (
+        not isinstance(first, (tuple, list, dict)) or at_home(level, first)
+    ):
+        if type(first) is Mixed:
+            raise Unmergeable(first.why)
+        return first
+    if any(value is UNBOUND for value in values):
+        raise Unmergeable("it is unbound in some lanes")
+    kinds = {type(value) for value in values}
+    if len(kinds) > 1 or Mixed in kinds:
+        raise Unmergeable("types " + " and ".join(sorted(each.__name__ for each in kinds)))
+    if isinstance(first, (tuple, list)):
+        if any(len(value) != len(first) for value in values):
+            raise Unmergeable("lengths " + " and ".join(sorted({str(len(value)) for value in values})))
+        entries = [merge(level, target, pieces, list(column)) for column in zip(*values)]
+        return _rebuilt(first, entries)
+    if type(first) is dict:
+        if any(list(value) != list(first) for value in values):
+            raise Unmergeable("keys")
+        return {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}
+    if isinstance(first, _PLAIN) and all(value == first for value in values):
+        return first
+    raise Unmergeable(f"values of type {type(first).__name__}")
+
+
+def _rebuilt(like: Any, entries: list[Any]) -> Any:
+    if type(like) in (tuple, list):
+        return type(like)(entries)
+    if hasattr(like, "_fields"):
+        return type(like)(*entries)
+    if isinstance(like, tuple) and type(like).__module__ == "torch.return_types":
+        return type(like)(entries)
+    raise Unmergeable(f"values of type {type(like).__name__}")
+
+
+def at_home(level: LaneLevel, value: Any) -> bool:
+    """Whether the lanes that run may use a value as it is."""
+    if isinstance(value, Tensor):
+        return on_home(level, value)
+    if isinstance(value, LaneNumber):
+        return on_home(level, value.value)
+    if isinstance(value, (tuple, list)):
+        return all(at_home(level, entry) for entry in value)
+    if isinstance(value, dict):
+        return all(at_home(level, entry) for entry in value.values())
+    return True
+
+
+def _merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Tensor:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    first = tensors[0]
+    if len(tensors) < len(values):
+        values = [value if isinstance(value, Tensor) else _number_like(value, first) for value in values]
+    if is_grad_enabled() or not any(tracked(tensor) for tensor in tensors):
+        return merge_tensors(level, target, pieces, values)
+    # What is recorded stays so, also where lanes come together within a `no_grad` block.
+    set_grad_enabled(True)
+    try:
+        return merge_tensors(level, target, pieces, values)
+    finally:
+        set_grad_enabled(False)
+
+
+def _number_like(value: Any, tensor: Tensor) -> Tensor:
+    """A number where other lanes have a tensor without dims, which a number of that kind would not have promoted."""
+    kind = kind_of(value)
+    if kind is None or tensor.dim() or (kind is bool) != (tensor.dtype is torch.bool):
+        raise Unmergeable(f"types {type(value).__name__} and Tensor {list(tensor.shape)}")
+    if torch.result_type(tensor, kind(0)) is not tensor.dtype:
+        raise Unmergeable(f"types {kind.__name__} and Tensor of {tensor.dtype}")
+    if isinstance(value, LaneNumber):
+        return value.value.to(tensor.dtype)
+    with on_plane(None):
+        return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
+
+
+def _merge_numbers(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], kind: type) -> Any:
+    first = values[0]
+    if any(kind_of(value) is not kind for value in values):
+        raise Unmergeable("types " + " and ".join(sorted({(kind_of(v) or type(v)).__name__ for v in values})))
+    if type(first) is LaneNumber:
+        if all(value is first for value in values) and on_home(level, first.value):
+            return first
+    elif all(type(value) is type(first) and (value is first or repr(value) == repr(first)) for value in values):
+        return first
+    if kind is int and any(type(value) is not LaneNumber and abs(value) >= 2**63 for value in values):
+        raise Unmergeable("large numbers")
+    bounds: list[Any] = []
+    tensors = []
+    with on_plane(None):
+        for value in values:
+            if type(value) is LaneNumber:
+                tensors.append(value.value)
+                bounds.append(value.bound)
+            else:
+                tensors.append(torch.tensor(value, dtype=_DTYPES[kind]))
+                bounds.append(abs(value) if kind is int else None)
+    bound = None if None in bounds else max(bounds)
+    return LaneNumber(kind, merge_tensors(level, target, pieces, tensors), bound)

@@ -1,0 +1,386 @@
+"""What stands in for Python's own functions where lanes may part: `int(x)`, `range(n)`, `max(a, b)`, `math.exp(a)`.
+
+Each does what the original does where no argument has lanes.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._control.callees import changes, fn, replaced, replaced_methods
+from lanewise._control.merging import join
+from lanewise._control.numbers import LaneNumber, call_with_numbers, for_each_lane, nested_numbers, number_of
+from lanewise._core.joins import decide
+from lanewise._core.lanes import child, machine
+from lanewise._core.plane import Plane
+from lanewise._core.surface import Surface
+
+
+def stands_for(*functions: Any) -> Callable:
+    """Register what stands in for functions."""
+
+    def register(stand_in: Callable) -> Callable:
+        for function in functions:
+            replaced[function] = stand_in
+        return stand_in
+
+    return register
+
+
+def _with_lanes(value: Any) -> bool:
+    return isinstance(value, (LaneNumber, Plane))
+
+
+def _as_number(value: Any) -> Any:
+    """A tensor with one element as a number; numbers as they are."""
+    return number_of(value) if isinstance(value, Tensor) else value
+
+
+# --- conversions -----------------------------------------------------------------------------------------------------
+
+
+def _converted(value: Any, kind: type, dtype: torch.dtype) -> Any:
+    number = _as_number(value)
+    if not isinstance(number, LaneNumber):
+        return kind(number)
+    if number.kind is kind:
+        return number
+    if kind is not complex and number.kind is complex:
+        raise TypeError(f"{kind.__name__}() argument must be a string or a real number, not 'complex'")
+    return LaneNumber(kind, number.value.to(dtype))
+
+
+@stands_for(int)
+def int_(*args: Any) -> Any:
+    """`int(x)`"""
+    if len(args) != 1 or not _with_lanes(args[0]):
+        return int(*args)
+    number = _as_number(args[0])
+    return number.__trunc__() if isinstance(number, LaneNumber) else int(number)
+
+
+@stands_for(float)
+def float_(*args: Any) -> Any:
+    """`float(x)`"""
+    return _converted(args[0], float, torch.float64) if len(args) == 1 and _with_lanes(args[0]) else float(*args)
+
+
+@stands_for(complex)
+def complex_(*args: Any) -> Any:
+    """`complex(x)`"""
+    return _converted(args[0], complex, torch.complex128) if len(args) == 1 and _with_lanes(args[0]) else complex(*args)
+
+
+@stands_for(bool)
+def bool_(*args: Any) -> Any:
+    """`bool(x)`"""
+    if len(args) != 1 or not _with_lanes(args[0]):
+        return bool(*args)
+    return _as_number(args[0]) != 0
+
+
+def _item(tensor: Any) -> Any:
+    tensor._check_alive("item()")
+    return number_of(tensor)
+
+
+def _tolist(tensor: Any) -> Any:
+    tensor._check_alive("tolist()")
+    return nested_numbers(tensor)
+
+
+replaced_methods[Surface.item] = _item
+replaced_methods[Surface.tolist] = _tolist
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+
+@stands_for(isinstance)
+def isinstance_(thing: Any, kinds: Any) -> bool:
+    """`isinstance(thing, kinds)`"""
+    return isinstance(thing.kind(0), kinds) if type(thing) is LaneNumber else isinstance(thing, kinds)
+
+
+@stands_for(type)
+def type_(*args: Any, **kwargs: Any) -> Any:
+    """`type(thing)`"""
+    if len(args) == 1 and type(args[0]) is LaneNumber:
+        return args[0].kind
+    return type(*args, **kwargs)
+
+
+@stands_for(next)
+def next_(iterator: Any, *default: Any) -> Any:
+    """`next(iterator)`, which changes the iterator for all lanes."""
+    return next(changes(iterator), *default)
+
+
+# --- functions of functions ------------------------------------------------------------------------------------------
+
+
+def _calling(function: Callable) -> Callable:
+    """A function whose first argument is called, or its `key`."""
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if args and callable(args[0]):
+            args = (fn(args[0]), *args[1:])
+        if kwargs.get("key") is not None:
+            kwargs["key"] = fn(kwargs["key"])
+        return function(*args, **kwargs)
+
+    return stand_in
+
+
+for _function in (map, filter, functools.reduce, sorted):
+    replaced[_function] = _calling(_function)
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------
+
+
+class LaneRange:
+    """A range whose bounds differ from lane to lane."""
+
+    __slots__ = ("start", "stop", "step")
+
+    def __init__(self, start: Any, stop: Any, step: Any) -> None:
+        self.start = start
+        self.stop = stop
+        self.step = step
+
+    def rounds(self, loop: Any) -> Iterator[Any]:
+        """Its numbers; `loop.more` says before each which lanes have it."""
+        number, step, stop = self.start, self.step, self.stop
+        rising = step > 0
+        while True:
+            loop.more = number < stop if rising else number > stop
+            yield number
+            number = number + step
+
+    def plain(self) -> range:
+        """The range of the lanes that go on."""
+        return range(operator.index(self.start), operator.index(self.stop), operator.index(self.step))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.plain())
+
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(self.plain())
+
+    def __len__(self) -> int:
+        return len(self.plain())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.plain()[index]
+
+    def __contains__(self, number: Any) -> bool:
+        return number in self.plain()
+
+    def __eq__(self, other: Any) -> bool:
+        return self.plain() == (other.plain() if isinstance(other, LaneRange) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.plain())
+
+    def __repr__(self) -> str:
+        return f"range({self.start!r}, {self.stop!r}, {self.step!r})"
+
+
+@stands_for(range)
+def range_(*args: Any) -> Any:
+    """`range(...)`"""
+    if not any(_with_lanes(arg) for arg in args):
+        return range(*args)
+    bounds = [_as_number(arg) for arg in args]
+    if not any(isinstance(bound, LaneNumber) for bound in bounds):
+        return range(*bounds)
+    for bound in bounds:
+        kind = bound.kind if isinstance(bound, LaneNumber) else type(bound)
+        if not issubclass(kind, int):
+            raise TypeError(f"'{kind.__name__}' object cannot be interpreted as an integer")
+    start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
+    step = bounds[2] if len(bounds) == 3 else 1
+    if isinstance(step, LaneNumber):
+        step = step.resolve()  # its sign says which way to go
+    if step == 0:
+        raise ValueError("range() arg 3 must not be zero")
+    return LaneRange(start, stop, step)
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+
+def _extreme(function: Callable, better: Callable) -> Callable:
+    def pick(best: Any, entry: Any, key: Any) -> Any:
+        verdict = better(key(entry), key(best)) if key is not None else better(entry, best)
+        level = machine.level
+        parted: Any = bool(verdict) if not _with_lanes(verdict) else None
+        if parted is None:
+            parted = decide(level, verdict.value if isinstance(verdict, LaneNumber) else verdict)
+        if parted is True:
+            return entry
+        if parted is False:
+            return best
+        base = level.lanes
+        pieces = [child(base, positions) for positions in parted]
+        return join(level, base, pieces, [entry, best])
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        key = kwargs.get("key")
+        entries = list(args[0]) if len(args) == 1 else list(args)
+        if not entries or not (key is not None or any(_with_lanes(entry) for entry in entries)):
+            return function(entries, **kwargs) if len(args) == 1 else function(*args, **kwargs)
+        key = None if key is None else fn(key)
+        best = entries[0]
+        for entry in entries[1:]:
+            best = pick(best, entry, key)
+        return best
+
+    return stand_in
+
+
+replaced[max] = _extreme(max, operator.gt)
+replaced[min] = _extreme(min, operator.lt)
+
+
+def _quantifier(function: Callable, ends: bool) -> Callable:
+    @functools.wraps(function)
+    def stand_in(entries: Any) -> Any:
+        level = machine.level
+        base = level.lanes
+        pieces: list = []
+        for entry in entries:
+            verdict = decide(level, entry.value if isinstance(entry, LaneNumber) else entry)
+            if verdict is ends:
+                break
+            if isinstance(verdict, tuple):
+                lanes = level.lanes
+                pieces.append(child(lanes, verdict[not ends]))
+                level.lanes = child(lanes, verdict[ends])
+        else:
+            pieces.append(level.lanes)
+            return join(level, base, pieces, [ends] * (len(pieces) - 1) + [not ends])
+        pieces.append(level.lanes)
+        return join(level, base, pieces, [ends] * len(pieces))
+
+    return stand_in
+
+
+replaced[any] = _quantifier(any, True)
+replaced[all] = _quantifier(all, False)
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+_PLAIN_INDEX = frozenset({int, str, type(None), type(Ellipsis), bool})
+
+
+def item(thing: Any, index: Any) -> Any:
+    """`thing[index]`"""
+    if type(index) in _PLAIN_INDEX or machine.level is None:
+        return thing[index]
+    if isinstance(thing, Tensor):
+        return call_with_numbers(Tensor.__getitem__, thing, index)
+    if isinstance(index, Plane) and isinstance(thing, (list, tuple, range, str)):
+        index = number_of(index)
+    if not isinstance(index, LaneNumber) or not isinstance(thing, (list, tuple, range, dict)):
+        return thing[index]
+    level = machine.level
+    base = level.lanes
+    pieces, values = [], []
+    while True:
+        lanes = level.lanes
+        value = index.resolve()
+        values.append(thing[value])
+        pieces.append(level.lanes)
+        if level.lanes is lanes:
+            return join(level, base, pieces, values)
+        verdict = decide(level, _elsewhere(level, lanes, index, value))
+        level.lanes = child(lanes, verdict[0])
+
+
+def _elsewhere(level: Any, lanes: Any, index: LaneNumber, value: Any) -> Tensor:
+    level.lanes = lanes
+    return (index != value).value
+
+
+def set_item(value: Any, thing: Any, index: Any) -> None:
+    """`thing[index] = value`"""
+    if isinstance(thing, Tensor):
+        call_with_numbers(Tensor.__setitem__, thing, index, value)
+        return
+    if isinstance(index, (LaneNumber, Plane)) and machine.level is not None:
+        index = index.resolve() if isinstance(index, LaneNumber) else operator.index(index)
+    changes(thing)[index] = value
+
+
+def contains(entry: Any, thing: Any) -> Any:
+    """`entry in thing`"""
+    if not _with_lanes(entry) or machine.level is None or not isinstance(thing, (list, tuple, set, frozenset, dict)):
+        return entry in thing
+    found: Any = False
+    for other in thing:
+        equal = entry == other
+        if isinstance(equal, Tensor):
+            equal = number_of(equal)
+        found = equal if found is False else found | equal
+    return found
+
+
+def lacks(entry: Any, thing: Any) -> Any:
+    """`entry not in thing`"""
+    found = contains(entry, thing)
+    return found == 0 if isinstance(found, LaneNumber) else not found
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+# Functions of math that torch computes for all lanes at once, where every lane is within bounds.
+_TORCH: dict[Any, tuple[Callable, Callable]] = {
+    math.sqrt: (torch.sqrt, lambda x: x >= 0),
+    math.exp: (torch.exp, lambda x: x < 700),
+    math.log: (torch.log, lambda x: x > 0),
+    math.log2: (torch.log2, lambda x: x > 0),
+    math.log10: (torch.log10, lambda x: x > 0),
+    math.sin: (torch.sin, torch.isfinite),
+    math.cos: (torch.cos, torch.isfinite),
+    math.tan: (torch.tan, torch.isfinite),
+    math.tanh: (torch.tanh, torch.isfinite),
+    math.atan: (torch.atan, torch.isfinite),
+    math.fabs: (torch.abs, torch.isfinite),
+}
+
+
+def call_arithmetic(function: Callable, *args: Any) -> Any:
+    """A function of the math module."""
+    if not any(_with_lanes(arg) for arg in args):
+        return function(*args)
+    numbers = [_as_number(arg) for arg in args]
+    if len(numbers) == 1 and isinstance(numbers[0], LaneNumber):
+        if function in _ROUNDINGS:
+            return _ROUNDINGS[function](numbers[0])
+        known = _TORCH.get(function)
+        if known is not None and numbers[0].kind is not complex:
+            value = numbers[0].value.to(torch.float64)
+            if decide(machine.level, known[1](value)) is True:
+                return LaneNumber(float, known[0](value))
+    return for_each_lane(function, *numbers)
+
+
+_ROUNDINGS = {
+    math.floor: operator.methodcaller("__floor__"),
+    math.ceil: operator.methodcaller("__ceil__"),
+    math.trunc: operator.methodcaller("__trunc__"),
+}
+
+for _function in vars(math).values():
+    if callable(_function):
+        replaced[_function] = functools.partial(call_arithmetic, _function)

@@ -1,0 +1,98 @@
+"""What statements do to names and to the flow of control, read from their syntax."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+# Statements after which lanes that took different ways come together.
+FORKS = (ast.If, ast.While, ast.For, ast.Assert)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+JUMPS = (ast.Return, ast.Break, ast.Continue)
+PREFIX = "_lw"
+
+
+def inside(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes and all below them in the same scope; scopes themselves count, not what is in them."""
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, SCOPES):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def stores(nodes: Iterable[ast.AST]) -> list[str]:
+    """The names that are bound or deleted, each once, in the order of their places."""
+    found: dict[str, None] = {}
+    for node in nodes:
+        for name in _stores(node, False):
+            if not name.startswith(PREFIX):
+                found.setdefault(name)
+    return list(found)
+
+
+def _stores(node: ast.AST, comprehended: bool) -> Iterator[str]:
+    if isinstance(node, ast.NamedExpr):
+        yield node.target.id
+        yield from _stores(node.value, comprehended)
+        return
+    if isinstance(node, ast.Name):
+        if not comprehended and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        return
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+        return
+    if isinstance(node, ast.Lambda):
+        return
+    if isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+        yield node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        yield node.rest
+    comprehended = comprehended or isinstance(node, COMPREHENSIONS)
+    for below in ast.iter_child_nodes(node):
+        yield from _stores(below, comprehended)
+
+
+def declared(body: list[ast.stmt]) -> set[str]:
+    """Names declared global or nonlocal."""
+    return {name for node in inside(body) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names}
+
+
+def jumps_out(nodes: Iterable[ast.AST], in_loop: bool = False) -> set[type]:
+    """The kinds of jumps among statements that leave them: Return, and Break and Continue of a loop around them."""
+    found: set[type] = set()
+    for node in nodes:
+        if isinstance(node, JUMPS):
+            if isinstance(node, ast.Return) or not in_loop:
+                found.add(type(node))
+        elif isinstance(node, (ast.While, ast.For, ast.AsyncFor)):
+            found |= jumps_out(node.body, True)
+            found |= jumps_out(node.orelse, in_loop)
+        elif not isinstance(node, SCOPES):
+            found |= jumps_out(ast.iter_child_nodes(node), in_loop)
+    return found
+
+
+def nested_return(body: list[ast.stmt]) -> bool:
+    """Whether some lanes may return while others go on."""
+    return any(isinstance(node, FORKS) and ast.Return in jumps_out([node], True) for node in inside(body))
+
+
+def settled(body: list[ast.stmt], known: set[str]) -> set[str]:
+    """Which names surely hold one value for all lanes after statements, if those `known` did before."""
+    known = set(known)
+    for statement in body:
+        if isinstance(statement, ast.With):
+            known = settled(statement.body, known | set(stores(statement.items)))
+        elif isinstance(statement, ast.Delete):
+            known -= set(stores([statement]))
+        elif isinstance(statement, (*FORKS, ast.Try, ast.Match)) or type(statement).__name__ == "TryStar":
+            known -= set(stores([statement]))
+        else:
+            known |= set(stores([statement]))
+    return known
