@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lanewise._control.boundary import boundary
 from lanewise._control.compiling import converted_code, instantiate
 from lanewise._control.merging import join
-from lanewise._control.numbers import TAKE_LISTS, LaneNumber, call_with_numbers
+from lanewise._control.numbers import LaneNumber
 from lanewise._control.source import Unsupported
-from lanewise._control.boundary import boundary
+from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.lanes import Lanes, Restart, Target, machine
 from lanewise._torch_compat import has_module_hooks
 

@@ -4,8 +4,9 @@ import inspect
 import types
 from typing import Any
 
+from lanewise._control.builders import RUNTIME
 from lanewise._control.source import Unsupported, compile_definition, find_function, mangled, same_code
-from lanewise._control.syntax import RUNTIME, rewrite
+from lanewise._control.syntax import rewrite
 
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

@@ -14,7 +14,7 @@ from lanewise._control.source import Unsupported
 
 
 def converted(func: Callable) -> Callable | None:
-    """A function that does what `func` does, and whose lanes may part while `machine.level` is set; None if it cannot."""
+    """A function like `func` that lets lanes part while `machine.level` is set; None if there is none."""
     out = callee(func)
     if out is func and not isinstance(func, types.FunctionType):
         return None

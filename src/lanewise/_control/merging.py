@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.numbers import LaneNumber, kind_of
+from lanewise._control.numbers import DTYPES, LaneNumber, kind_of
 from lanewise._core.joins import merge_tensors, narrow, on_home
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target
@@ -25,7 +25,6 @@ UNBOUND: Any = _Unbound()
 
 # Types whose equal values cannot be told apart.
 _PLAIN = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class Mixed:
@@ -201,7 +200,7 @@ def _merge_numbers(level: LaneLevel, target: Target, pieces: list[Lanes], values
                 tensors.append(value.value)
                 bounds.append(value.bound)
             else:
-                tensors.append(torch.tensor(value, dtype=_DTYPES[kind]))
+                tensors.append(torch.tensor(value, dtype=DTYPES[kind]))
                 bounds.append(abs(value) if kind is int else None)
     bound = None if None in bounds else max(bounds)
     return LaneNumber(kind, merge_tensors(level, target, pieces, tensors), bound)

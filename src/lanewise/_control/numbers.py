@@ -1,8 +1,8 @@
 """Python numbers that differ from lane to lane: what `int(x)`, `float(x)` and `x.item()` give where lanes may part.
 
-Such a number does what a Python number does: it promotes no dtype of a tensor it meets, `k += 1` binds the name anew, an
-integer does not overflow. Where only one number will do (a size, a key, a place in a list) the lanes that have the most
-frequent one go on, and the others run again.
+Such a number does what a Python number does: it promotes no dtype of a tensor it meets, `k += 1` binds the name anew,
+an integer does not overflow. Where only one number will do (a size, a key, a place in a list) the lanes that have the
+most frequent one go on, and the others run again.
 """
 
 import math
@@ -18,31 +18,9 @@ from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.level import on_plane
 
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-_RANK = {bool: 0, int: 1, float: 2, complex: 3}
+DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+RANK = {bool: 0, int: 1, float: 2, complex: 3}
 _LARGEST = 2**63 - 1
-
-# Operations in which a number stands for a tensor without dims; in all others one Python number has to do.
-_POINTWISE = frozenset(
-    "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow rsub radd rmul rdiv rtruediv "
-    "rpow rmod rfloordiv truediv floordiv mod eq ne lt le gt ge greater greater_equal less less_equal not_equal "
-    "where clamp clip clamp_min clamp_max maximum minimum fmax fmin atan2 arctan2 hypot lerp masked_fill copysign "
-    "bitwise_and bitwise_or bitwise_xor and or xor rand ror rxor iadd isub imul itruediv ifloordiv ipow float_power "
-    "xlogy logaddexp heaviside index_fill".split()
-)
-# Functions of torch that want a list of numbers and take one, and ask it natively: they do not see `__torch_function__`.
-TAKE_LISTS = frozenset(
-    "tensor as_tensor roll sum nansum mean nanmean amax amin std std_mean var var_mean norm logsumexp nuclear_norm "
-    "frobenius_norm linalg_norm linalg_vector_norm conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "conv_transpose3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices "
-    "max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d adaptive_avg_pool1d adaptive_avg_pool2d "
-    "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d "
-    "fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d col2im im2col upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
-    "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d fft_fft2 fft_fftn fft_ifft2 fft_ifftn fft_rfft2 "
-    "fft_rfftn fft_irfft2 fft_irfftn fft_hfft2 fft_hfftn fft_ihfft2 fft_ihfftn fft_fftshift fft_ifftshift".split()
-)
-_SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 
 
 class LaneNumber:
@@ -55,6 +33,9 @@ class LaneNumber:
     """
 
     __slots__ = ("kind", "value", "bound")
+
+    # How functions of torch are called with such numbers (tensor_calls.py).
+    call: Callable[..., Any]
 
     def __init__(self, kind: type, value: Tensor, bound: int | None = None) -> None:
         self.kind = kind
@@ -80,7 +61,7 @@ class LaneNumber:
         return complex(self.resolve())
 
     def __index__(self) -> int:
-        if _RANK[self.kind] > _RANK[int]:
+        if RANK[self.kind] > RANK[int]:
             raise TypeError(f"'{self.kind.__name__}' object cannot be interpreted as an integer")
         return int(self.resolve())
 
@@ -110,7 +91,7 @@ class LaneNumber:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return call_with_numbers(func, *args, **(kwargs or {}))
+        return cls.call(func, *args, **(kwargs or {}))
 
     # --- unary -------------------------------------------------------------------------------------------------------
 
@@ -126,7 +107,7 @@ class LaneNumber:
         return _unary(self, torch.abs)
 
     def __invert__(self) -> Any:
-        if _RANK[self.kind] > _RANK[int]:
+        if RANK[self.kind] > RANK[int]:
             raise TypeError(f"bad operand type for unary ~: '{self.kind.__name__}'")
         return -self - 1
 
@@ -171,8 +152,8 @@ def _rows(value: Tensor) -> Tensor:
     level = _level_of(value)
     if level is None:
         return torch.tensor([value.item()])
-    here = level.here(value) if isinstance(level, LaneLevel) else value
-    return rows_of(level, value) if here.mapped else torch.tensor([value.item()])
+    here: Any = level.here(value) if isinstance(level, LaneLevel) else value
+    return rows_of(level, here) if here.mapped else torch.tensor([value.item()])
 
 
 def _level_of(value: Any) -> Any:
@@ -187,7 +168,7 @@ def kind_of(number: Any) -> type | None:
     kind = type(number)
     if kind is LaneNumber:
         return number.kind
-    if kind in _RANK:
+    if kind in RANK:
         return kind
     return next((known for known in (bool, int, float, complex) if isinstance(number, known)), None)
 
@@ -204,7 +185,7 @@ def number_of(tensor: Tensor) -> Any:
     kind = bool if part.dtype is torch.bool else complex if part.is_complex() else int
     if part.is_floating_point():
         kind = float
-    return LaneNumber(kind, part.to(_DTYPES[kind]))
+    return LaneNumber(kind, part.to(DTYPES[kind]))
 
 
 def nested_numbers(tensor: Tensor) -> Any:
@@ -216,11 +197,11 @@ def nested_numbers(tensor: Tensor) -> Any:
 
 def as_tensor(number: Any) -> Tensor:
     """The tensor that `torch.tensor(number)` makes."""
-    dtype = torch.get_default_dtype() if number.kind is float else _DTYPES[number.kind]
+    dtype = torch.get_default_dtype() if number.kind is float else DTYPES[number.kind]
     return number.value.to(dtype)
 
 
-# --- arithmetic --------------------------------------------------------------------------------------------------------
+# --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 def _unary(number: LaneNumber, function: Callable) -> LaneNumber:
@@ -232,7 +213,7 @@ def _unary(number: LaneNumber, function: Callable) -> LaneNumber:
 
 def _operand(number: Any, kind: type) -> Any:
     if isinstance(number, LaneNumber):
-        return number.value if number.kind is kind else number.value.to(_DTYPES[kind])
+        return number.value if number.kind is kind else number.value.to(DTYPES[kind])
     return kind(number)
 
 
@@ -310,7 +291,7 @@ def _largest_power(base: int, exponent: int) -> int:
 
 def _logical(function: Callable) -> Callable:
     def run(a: Any, b: Any, kind: type) -> LaneNumber:
-        if _RANK[kind] > _RANK[int]:
+        if RANK[kind] > RANK[int]:
             raise TypeError(f"unsupported operand type: '{kind.__name__}'")
         return LaneNumber(kind, function(_operand(a, kind), _operand(b, kind)))
 
@@ -361,7 +342,7 @@ def _method(name: str, run: Callable, reflected: bool) -> Callable:
         kind = kind_of(other)
         if kind is None:
             return NotImplemented
-        kind = max(kind, self.kind, key=_RANK.__getitem__)
+        kind = max(kind, self.kind, key=RANK.__getitem__)
         a, b = (other, self) if reflected else (self, other)
         try:
             if type(other) is int and abs(other) > _LARGEST:
@@ -409,15 +390,15 @@ def for_each_lane(function: Callable, *numbers: Any) -> Any:
             raise
     kinds = {type(result) for result in results}
     large = kinds == {int} and max(map(abs, results)) > _LARGEST
-    if len(kinds) != 1 or not kinds <= set(_RANK) or large:
+    if len(kinds) != 1 or not kinds <= set(RANK) or large:
         return function(*[n.resolve() if isinstance(n, LaneNumber) else n for n in numbers])
     kind = kinds.pop()
     with on_plane(None):
-        plain = torch.tensor(results, dtype=_DTYPES[kind])
+        plain = torch.tensor(results, dtype=DTYPES[kind])
     return LaneNumber(kind, level.wrap(plain))
 
 
-# --- tensors and numbers -----------------------------------------------------------------------------------------------
+# --- as an operand, as one number ----------------------------------------------------------------------------------
 
 
 def weak(number: LaneNumber, tensors: list[Tensor]) -> Tensor:
@@ -434,69 +415,6 @@ def weak(number: LaneNumber, tensors: list[Tensor]) -> Tensor:
     return out if out.device == device else out.to(device)
 
 
-def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
-    """A function of torch some of whose arguments may be numbers with lanes."""
-    for arg in args:
-        if type(arg) in _HOLDERS and _has_numbers(arg):
-            break
-    else:
-        if not kwargs or not any(_has_numbers(arg) for arg in kwargs.values()):
-            return func(*args, **kwargs)
-    name = func.__name__.strip("_")
-    if name == "tensor":
-        return _made(func, args, kwargs)
-    if name in ("getitem", "setitem"):
-        x, index, *value = args
-        return func(x, _index(index), *[weak(v, [x]) if isinstance(v, LaneNumber) else v for v in value])
-    if name in ("fill", "full", "full_like", "new_full") and isinstance(args[-1], LaneNumber):
-        if name == "fill":
-            return args[0].copy_(weak(args[-1], [args[0]]))
-        out = func(*one_number(args[:-1]), args[-1].kind(0), **kwargs)
-        return out.copy_(args[-1].value.to(out.dtype))
-    if name not in _POINTWISE:
-        return func(*one_number(args), **{key: one_number(value) for key, value in kwargs.items()})
-    operands = args[1:] if name == "where" else args
-    tensors = [arg for arg in (*operands, *kwargs.values()) if isinstance(arg, Tensor)]
-    new_args = [weak(arg, tensors) if isinstance(arg, LaneNumber) else arg for arg in args]
-    new_kwargs = {
-        key: value
-        if not isinstance(value, LaneNumber)
-        else (value.resolve() if key in _SCALARS_BY_NAME else weak(value, tensors))
-        for key, value in kwargs.items()
-    }
-    if name in ("clamp", "clip", "clamp_min", "clamp_max", "lerp"):
-        # All bounds are tensors or none is.
-        new_args = [_alike(arg, tensors) for arg in new_args]
-        new_kwargs = {key: _alike(value, tensors) for key, value in new_kwargs.items()}
-    return func(*new_args, **new_kwargs)
-
-
-_HOLDERS = frozenset({LaneNumber, list, tuple, slice})
-
-
-def _alike(value: Any, tensors: list[Tensor]) -> Any:
-    if type(value) in (int, float):
-        return torch.full((), value, dtype=torch.result_type(tensors[0], value), device=tensors[0].device)
-    return value
-
-
-def _index(index: Any) -> Any:
-    if isinstance(index, tuple):
-        return tuple([_index(part) for part in index])
-    if isinstance(index, LaneNumber):
-        return index.value if index.kind is int else index.resolve()
-    return one_number(index)
-
-
-def _has_numbers(value: Any) -> bool:
-    kind = type(value)
-    if kind is LaneNumber:
-        return True
-    if kind is list or kind is tuple:
-        return any(_has_numbers(entry) for entry in value)
-    return kind is slice and LaneNumber in (type(value.start), type(value.stop), type(value.step))
-
-
 def one_number(value: Any) -> Any:
     """The numbers in an argument resolved."""
     kind = type(value)
@@ -507,33 +425,3 @@ def one_number(value: Any) -> Any:
     if kind is slice:
         return slice(one_number(value.start), one_number(value.stop), one_number(value.step))
     return value
-
-
-def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """`torch.tensor` of nested lists."""
-    data, rest = args[0], args[1:]
-    if not rest and kwargs.get("dtype") is None:
-        kinds = set(_kinds(data))
-        if kinds <= set(_RANK):
-            kind = max(kinds, key=_RANK.__getitem__)
-            float_dtype = torch.get_default_dtype()
-            dtype = {float: float_dtype, complex: torch.complex128 if float_dtype is torch.float64 else torch.complex64}
-            kwargs = {**kwargs, "dtype": dtype.get(kind, _DTYPES[kind])}
-    if isinstance(data, LaneNumber):
-        value = data.value.to(device=kwargs.get("device") or "cpu", dtype=kwargs.get("dtype"))
-        return value.requires_grad_() if kwargs.get("requires_grad") else value
-    return func(_tensors_in(data), *rest, **kwargs)
-
-
-def _kinds(data: Any) -> Any:
-    if isinstance(data, (list, tuple)):
-        for entry in data:
-            yield from _kinds(entry)
-    else:
-        yield kind_of(data)
-
-
-def _tensors_in(data: Any) -> Any:
-    if isinstance(data, (list, tuple)):
-        return [_tensors_in(entry) for entry in data]
-    return data.value if isinstance(data, LaneNumber) else data

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lanewise._control.callees import changes, fn, replaced, replaced_methods
 from lanewise._control.merging import join
-from lanewise._control.numbers import LaneNumber, call_with_numbers, for_each_lane, nested_numbers, number_of
+from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of
+from lanewise._control.tensor_calls import call_with_numbers
 from lanewise._core.joins import decide
 from lanewise._core.lanes import child, machine
 from lanewise._core.plane import Plane

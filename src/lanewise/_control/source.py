@@ -59,9 +59,14 @@ def _ends(code: types.CodeType, lines: list[str]) -> Iterator[int]:
 
 
 def _last_line(code: types.CodeType) -> int:
-    last = max((end for _, end, _, _ in code.co_positions() if end is not None), default=code.co_firstlineno)
+    last = max((end for _, end, _, _ in _positions(code) if end is not None), default=code.co_firstlineno)
     inner = [_last_line(const) for const in code.co_consts if isinstance(const, types.CodeType)]
     return max([last, *inner])
+
+
+def _positions(code: types.CodeType) -> Iterator[tuple]:
+    """Line, last line, column and last column of each instruction (from Python 3.11)."""
+    return code.co_positions()  # type: ignore[attr-defined]
 
 
 def _parse_block(lines: list[str], first: int, last: int) -> ast.Module | None:
@@ -97,7 +102,7 @@ def _find_lambda(code: types.CodeType, lines: list[str]) -> ast.Lambda:
         if node.lineno <= code.co_firstlineno <= (node.end_lineno or node.lineno) and argument_names(node) == names
     ]
     if hasattr(code, "co_positions"):
-        spans = [position for position in code.co_positions() if None not in position[:4]]
+        spans = [position for position in _positions(code) if None not in position[:4]]
         spans = [(l, c, el, ec) for l, el, c, ec in spans if (c, ec) != (0, 0)]
         found = [node for node in found if all(_holds(node.body, span) for span in spans)]
         # A lambda within another one: the code of the inner is in the span of both.

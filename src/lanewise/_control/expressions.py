@@ -1,0 +1,200 @@
+"""The expressions of a function, rewritten so that lanes can take different ways through them."""
+
+import ast
+from typing import Any
+
+from lanewise._control.builders import call, load_name, runtime, thunk
+from lanewise._control.source import Function, Unsupported, argument_names
+
+_NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})
+
+
+class Expressions(ast.NodeTransformer):
+    """Rewrites expressions.
+
+    Attributes:
+        node: The function.
+        suspects: Names that may hold different things in different lanes at some point.
+        known: Names that surely do not, here.
+        thunks: Number of operands around, which not all lanes evaluate.
+        count: Number of names that were made up.
+    """
+
+    def __init__(self, node: Function) -> None:
+        self.node = node
+        self.suspects: set[str] = set()
+        self.known = set(argument_names(node))
+        self.thunks = 0
+        self.count = 0
+
+    def new(self) -> str:
+        self.count += 1
+        return f"_lw_{self.count}"
+
+    def visit_defaults(self, arguments: ast.arguments) -> None:
+        arguments.defaults = [self.visit(value) for value in arguments.defaults]
+        arguments.kw_defaults = [None if value is None else self.visit(value) for value in arguments.kw_defaults]
+
+    def nested(self, node: Function) -> None:
+        """Rewrite a function inside the function."""
+        raise NotImplementedError
+
+    def unsure(self, name: str) -> bool:
+        return name in self.suspects and name not in self.known
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if not isinstance(node.ctx, ast.Load):
+            if not self.thunks:
+                self.known.add(node.id)
+        elif self.unsure(node.id):
+            return ast.copy_location(call(runtime("load"), node, ast.Constant(node.id)), node)
+        return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
+        if self.thunks:
+            raise Unsupported("`:=` in an operand that not all lanes evaluate")
+        node.value = self.visit(node.value)
+        self.known.add(node.target.id)
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
+        self.visit_defaults(node.args)
+        self.nested(node)
+        return node
+
+    def later(self, node: ast.expr) -> ast.expr:
+        """An operand that not all lanes evaluate, as a function without arguments."""
+        self.thunks += 1
+        out = self.visit(node)
+        self.thunks -= 1
+        return thunk(out)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        combine = "both" if isinstance(node.op, ast.And) else "either"
+        return ast.copy_location(self.chain(combine, node.values), node)
+
+    def chain(self, combine: str, values: list[ast.expr]) -> ast.expr:
+        first = self.visit(values[0])
+        if len(values) == 1:
+            return first
+        self.thunks += 1
+        rest = self.chain(combine, values[1:])
+        self.thunks -= 1
+        return ast.copy_location(call(runtime(combine), first, thunk(rest)), values[0])
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        test = self.visit(node.test)
+        out = call(runtime("choose"), test, self.later(node.body), self.later(node.orelse))
+        return ast.copy_location(out, node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        node.operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return ast.copy_location(call(runtime("negation"), node.operand), node)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        if len(node.ops) == 1:
+            return self.comparison(node, self.visit(node.left), node.ops[0], self.visit(node.comparators[0]))
+        middle = self.visit(node.comparators[0])
+        again = middle
+        if not isinstance(node.comparators[0], (ast.Name, ast.Constant)):
+            temporary = self.new()
+            middle = ast.NamedExpr(ast.Name(temporary, ast.Store()), middle)
+            again = load_name(temporary)
+        first = self.comparison(node, self.visit(node.left), node.ops[0], middle)
+        rest = ast.copy_location(ast.Compare(again, node.ops[1:], node.comparators[1:]), node)
+        self.thunks += 1
+        tail = self.visit_rest(rest)
+        self.thunks -= 1
+        return ast.copy_location(call(runtime("both"), first, thunk(tail)), node)
+
+    def visit_rest(self, node: ast.Compare) -> ast.expr:
+        """The rest of a chain, whose left operand has been visited."""
+        left, node.left = node.left, ast.Constant(None)
+        if len(node.ops) == 1:
+            return self.comparison(node, left, node.ops[0], self.visit(node.comparators[0]))
+        out = self.visit_Compare(node)
+        assert isinstance(out, ast.Call)
+        first = out.args[0]
+        if isinstance(first, ast.Compare):
+            first.left = left
+        else:
+            assert isinstance(first, ast.Call)
+            first.args[0] = left
+        return out
+
+    def comparison(self, node: ast.Compare, left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.expr:
+        if isinstance(op, (ast.In, ast.NotIn)):
+            out = call(runtime("contains" if isinstance(op, ast.In) else "lacks"), left, right)
+        else:
+            out = ast.Compare(left, [op], [right])
+        return ast.copy_location(out, node)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        func = node.func
+        node.args = [self.visit(arg) for arg in node.args]
+        node.keywords = [self.visit(keyword) for keyword in node.keywords]
+        if isinstance(func, ast.Name) and func.id in _NATIVE_CALLS:
+            if func.id == "super" and not node.args and self.thunks:
+                names = argument_names(self.node)
+                if not names:
+                    raise Unsupported("`super()` without an argument of the function")
+                node.args = [load_name("__class__"), load_name(names[0])]
+            return node
+        node.func = ast.copy_location(call(runtime("fn"), self.visit(func)), func)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        if not isinstance(node.ctx, ast.Load):
+            node.value = ast.copy_location(call(runtime("changes"), self.visit(node.value)), node.value)
+            node.slice = self.visit(node.slice)
+            return node
+        if _is_constant(node.slice):
+            node.value = self.visit(node.value)
+            return node
+        value = self.visit(node.value)
+        return ast.copy_location(call(runtime("item"), value, self.index(node.slice)), node)
+
+    def index(self, node: ast.expr) -> ast.expr:
+        """What stands in brackets, as an expression."""
+        if isinstance(node, ast.Slice):
+            parts = [
+                ast.Constant(None) if part is None else self.visit(part) for part in (node.lower, node.upper, node.step)
+            ]
+            return ast.copy_location(call(runtime("slice"), *parts), node)
+        if isinstance(node, ast.Tuple):
+            return ast.copy_location(ast.Tuple([self.index(part) for part in node.elts], ast.Load()), node)
+        return self.visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        node.value = self.visit(node.value)
+        if not isinstance(node.ctx, ast.Load):
+            node.value = ast.copy_location(call(runtime("changes"), node.value), node.value)
+        return node
+
+    def comprehension(self, node: Any) -> Any:
+        if any(generator.is_async for generator in node.generators):
+            raise Unsupported("an asynchronous comprehension")
+        inner = {name for generator in node.generators for name in _targets(generator.target)}
+        known = set(self.known)
+        self.known |= inner
+        node = self.generic_visit(node)
+        self.known = known | (self.known - inner if not self.thunks else set())
+        return node
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
+
+
+def _is_constant(node: ast.expr) -> bool:
+    if isinstance(node, ast.Slice):
+        return all(part is None or _is_constant(part) for part in (node.lower, node.upper, node.step))
+    if isinstance(node, ast.Tuple):
+        return all(_is_constant(part) for part in node.elts)
+    if isinstance(node, ast.UnaryOp):
+        return _is_constant(node.operand)
+    return isinstance(node, ast.Constant)
+
+
+def _targets(node: ast.expr) -> list[str]:
+    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
