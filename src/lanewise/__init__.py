@@ -7,7 +7,8 @@ import lanewise._core.legacy
 import lanewise._core.surface
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
-from lanewise import errors, random
+from lanewise import debug, errors, random
+from lanewise._control.checks import error_if
 from lanewise._control.operators import cond, fori_loop, switch, while_loop
 from lanewise._control.scans import associative_scan, map, scan
 from lanewise._transforms.forward import jvp, linearize
@@ -22,7 +23,9 @@ from lanewise.nn import functional_call, replace_all_batch_norm_modules_, stack_
 __all__ = [
     "associative_scan",
     "cond",
+    "debug",
     "debug_unwrap",
+    "error_if",
     "errors",
     "fori_loop",
     "functional_call",

@@ -54,6 +54,21 @@ class LaneValueError(LanewiseError, RuntimeError):
     """
 
 
+class CheckError(LanewiseError, RuntimeError):
+    """A check by `error_if` failed.
+
+    Cause: `error_if(x, x < 0, "negative")` where x is negative in some lane.
+    Mended: what the message asks for.
+
+    Attributes:
+        lanes: The lanes it failed for, empty outside `vmap`.
+    """
+
+    def __init__(self, message: str, lanes: list[int]) -> None:
+        super().__init__(message)
+        self.lanes = lanes
+
+
 class RandomnessError(LanewiseError, RuntimeError):
     """A random operation was called where the transform's `randomness` does not allow it.
 

@@ -76,8 +76,11 @@ class BatchTensor(Plane):
                 if out is not NotImplemented:
                     return out
             return interpret(func, args, kwargs or _NO_KWARGS)
-        except BeginAgain:
-            return interpret(func, args, kwargs or _NO_KWARGS)
+        except BeginAgain as again:
+            kwargs = kwargs or _NO_KWARGS
+            if again.level is not None:
+                args, kwargs = replace_tensors(again.level.here, args, kwargs)
+            return cls.__torch_dispatch__(func, types, args, kwargs)
 
 
 class BatchLevel(Level):

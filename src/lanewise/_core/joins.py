@@ -265,6 +265,9 @@ def can_settle(level: Any) -> bool:
 def part_by(level: BatchLevel, numbers: Tensor) -> None:
     """Lanes that differ in a number of theirs, numbers [B], go apart, and the operation begins again. If they can."""
     if can_settle(level):
+        inner = innermost(level)
+        if inner is not level:
+            raise BeginAgain(inner)
         settle(level, level.wrap(numbers))
         raise BeginAgain
 

@@ -143,7 +143,11 @@ class Disagreement(BaseException):
 
 
 class BeginAgain(BaseException):
-    """Fewer lanes run than when an operation began: it begins again with these."""
+    """An operation begins again: fewer lanes run than before, or it is to run on `level`, for pairs of lanes."""
+
+    def __init__(self, level: Any = None) -> None:
+        super().__init__()
+        self.level = level
 
 
 class Restart(BaseException):

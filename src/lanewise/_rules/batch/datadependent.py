@@ -83,9 +83,9 @@ def allclose(level, a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def differing_shapes(what: str, counts: str, instead: str) -> TransformError:
+def differing_shapes(what: str, counts: str, instead: str) -> LaneValueError:
     """The error for results whose shape differs from lane to lane."""
-    return TransformError(
+    return LaneValueError(
         at_user_line(
             f"vmap: {what}: batching operators that can output dynamic shape is not possible where lanes differ in "
             f"shape: {counts}",

@@ -1,0 +1,67 @@
+"""`error_if`: a check of lane values that names the lanes it fails for."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchTensor
+from lanewise._core.joins import innermost, rows_of
+from lanewise._core.lane_level import LaneLevel
+from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane, sync
+from lanewise.errors import CheckError, at_user_line
+
+
+def error_if(x: Any, pred: Any, msg: str) -> Any:
+    """Return `x`, or raise if `pred` holds in any lane.
+
+    Args:
+        x: Anything; handed through.
+        pred: A bool, or a tensor of bools of any shape.
+        msg: What is wrong.
+
+    Returns:
+        `x` itself.
+
+    Raises:
+        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import error_if, vmap
+        >>> f = lambda x: error_if(x, x < 0, "negative").sqrt()
+        >>> vmap(f)(torch.tensor([4.0, 9.0]))
+        tensor([2., 3.])
+        >>> vmap(f)(torch.tensor([4.0, -9.0, -1.0]))
+        Traceback (most recent call last):
+        lanewise.errors.CheckError: negative (lanes 1, 2)...
+    """
+    value: Any = pred
+    while isinstance(value, Plane):
+        if isinstance(value, BatchTensor):
+            sync(value)
+            if value.mapped:
+                break
+        value = value.value
+    if not isinstance(value, BatchTensor):
+        if bool(value.any() if isinstance(value, Tensor) else value):
+            raise CheckError(at_user_line(msg), [])
+        return x
+    level: Any = innermost(value.level)
+    failing = _failing(level, value)
+    if failing:
+        shown = ", ".join(map(str, failing[:8])) + (", ..." if len(failing) > 8 else "")
+        raise CheckError(at_user_line(f"{msg} ({'lane' if len(failing) == 1 else 'lanes'} {shown})"), failing)
+    return x
+
+
+def _failing(level: Any, value: BatchTensor) -> list[int]:
+    """The lanes in which any element holds; positions of pairs where the level has the lanes of a `vmap` around it."""
+    rows = rows_of(level, value)
+    with on_plane(None):
+        holds = (rows.reshape(rows.shape[0], -1) != 0).any(1)
+        places = holds.nonzero().squeeze(1)
+        if isinstance(level, LaneLevel):
+            places = level.lanes.positions(level.root)[places]
+        return torch.sort(places)[0].tolist()
