@@ -116,7 +116,7 @@ def _unwrapped(func: types.FunctionType) -> types.FunctionType:
         except ValueError:
             cells.append(cell)
             continue
-        new = callee(inner) if isinstance(inner, _CALLABLES) else inner
+        new = callee(inner) if isinstance(inner, _CALLABLES) and inner is not func else inner
         cells.append(cell if new is inner else types.CellType(new))
     out = types.FunctionType(func.__code__, func.__globals__, func.__name__, func.__defaults__, tuple(cells))
     out.__kwdefaults__ = func.__kwdefaults__

@@ -75,9 +75,15 @@ def own(level: BatchLevel, draws: Any) -> Any:
 
 
 def blank(level: BatchLevel, x: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
-    """A tensor to draw into, [*lead, *S] for x [*S]. A plane below adopts zeros, which then may get lanes."""
+    """A tensor to draw into, [*lead, *S] for x [*S]. A plane below adopts zeros, which then may get lanes.
+
+    Without `lead` it is laid out as x is, since numbers are drawn in the order of memory.
+    """
     make = torch.empty if level.parent is None else torch.zeros
-    return make((*lead, *x.shape), dtype=x.dtype, device=x.device)
+    if lead or x.is_contiguous() or 0 in x.stride():
+        return make((*lead, *x.shape), dtype=x.dtype, device=x.device)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    return make(extent, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride())
 
 
 def for_all(level: BatchLevel, x: Any) -> Any:
@@ -358,7 +364,7 @@ def _dropout(op: OpOverload) -> Any:
                 shape = (*x.shape[:2], *[1] * (x.dim() - 2))
                 noise = torch.zeros(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
             else:
-                noise = torch.bernoulli(x, 1 - p)
+                noise = torch.zeros_like(x).bernoulli_(1 - p)
         if not keeps_moments:
             noise = noise.div_(1 - p)
             return x.mul_(noise) if writes else x * noise
