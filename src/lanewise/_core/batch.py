@@ -77,10 +77,17 @@ class BatchTensor(Plane):
                     return out
             return interpret(func, args, kwargs or _NO_KWARGS)
         except BeginAgain as again:
-            kwargs = kwargs or _NO_KWARGS
-            if again.level is not None:
-                args, kwargs = replace_tensors(again.level.here, args, kwargs)
-            return cls.__torch_dispatch__(func, types, args, kwargs)
+            return begin_again(again, func, args, kwargs or _NO_KWARGS)
+
+
+def begin_again(again: BeginAgain, func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operation once more, for fewer lanes, or for pairs of lanes."""
+    if again.level is not None:
+        args, kwargs = replace_tensors(again.level.here, args, kwargs)
+    try:
+        return interpret(func, args, kwargs)
+    except BeginAgain as once_more:
+        return begin_again(once_more, func, args, kwargs)
 
 
 class BatchLevel(Level):

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, strided
+from torch.library import Library, register_torch_dispatch
 
-from lanewise._core.batch import BatchTensor
+from lanewise._core.batch import HOT, BatchTensor, begin_again
 from lanewise._core.journal import keep
-from lanewise._core.plane import map_tensors
+from lanewise._core.lanes import BeginAgain
+from lanewise._core.lanes import BeginAgain
+from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.rules import Rule
+from lanewise._torch_compat import OpOverload, is_any_autocast_enabled, make_wrapper, never_compile
 from lanewise._torch_compat import forward_ad as _native
-from lanewise._torch_compat import is_any_autocast_enabled, make_wrapper
 
 
 def inert(value: Tensor) -> bool:
@@ -42,34 +45,32 @@ def pointwise_path(call: Callable) -> Callable:
         if not x.mapped or home is not level.lanes:
             return NotImplemented
         value = x.value
+        direct = inert(value)
         if len(args) == 1:
-            if not inert(value):
-                return level.wrap(level.below(call, value))
-            # `level.wrap`, written out for the commonest operations of all.
-            out = call(value)
-            wrapper = make_wrapper(BatchTensor, x.shape, out.stride()[1:], None, None, out.dtype, strided, out.device)
-            wrapper.value = out
-            wrapper.level = level
-            wrapper.mapped = True
-            wrapper.home = home
-            return wrapper
-        y = args[1]
-        if type(y) is BatchTensor:
-            if y.level is not level or not y.mapped or y.home is not home:
+            out = call(value) if direct else level.below(call, value)
+        else:
+            y = args[1]
+            if type(y) is BatchTensor:
+                if y.level is not level or not y.mapped or y.home is not home:
+                    return NotImplemented
+                y = y.value
+                if y.dtype is not value.dtype or y.dim() != value.dim():
+                    return NotImplemented
+                direct = direct and inert(y)
+            elif type(y) is Tensor:
+                if y.dtype is not value.dtype or y.dim() >= value.dim():
+                    return NotImplemented
+                direct = direct and inert(y)
+            elif isinstance(y, Tensor):
                 return NotImplemented
-            other = y.value
-            if other.dtype is not value.dtype or other.dim() != value.dim():
-                return NotImplemented
-            if inert(value) and inert(other):
-                return level.wrap(call(value, other))
-            return level.wrap(level.below(call, value, other))
-        if isinstance(y, Tensor):
-            if type(y) is not Tensor or y.dtype is not value.dtype or y.dim() >= value.dim():
-                return NotImplemented
-            if inert(value) and inert(y):
-                return level.wrap(call(value, y))
-            return level.wrap(level.below(call, value, y))
-        return level.wrap(call(value, y) if inert(value) else level.below(call, value, y))
+            out = call(value, y) if direct else level.below(call, value, y)
+        # `level.wrap`, written out for the commonest operations of all.
+        wrapper = make_wrapper(BatchTensor, out.shape[1:], out.stride()[1:], None, None, out.dtype, strided, out.device)
+        wrapper.value = out
+        wrapper.level = level
+        wrapper.mapped = True
+        wrapper.home = home
+        return wrapper
 
     return run
 
@@ -138,19 +139,28 @@ def single_path(rule: Rule) -> Callable:
 
 
 def operands_path(rule: Rule) -> Callable:
-    """An operation on a few tensors, none of them in a list."""
+    """An operation on a few tensors, none of them in a list; some may be the same in all lanes."""
 
     def run(args: Any, kwargs: dict) -> Any:
         if kwargs:
             return NotImplemented
         level = None
         direct = not rule.guarded
+        mapped = uniform = False
         for arg in args:
             kind = type(arg)
             if kind is BatchTensor:
                 level = arg.level if level is None else level
-                if not arg.mapped or arg.level is not level or arg.home is not level.lanes:
+                if arg.level is not level or arg.home is not level.lanes:
                     return NotImplemented
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
+                if arg.mapped:
+                    if arg.home is not level.lanes:
+                        return NotImplemented
+                    mapped = True
+                else:
+                    uniform = True
                 value = arg.value
             elif kind is Tensor:
                 value = arg
@@ -160,8 +170,10 @@ def operands_path(rule: Rule) -> Callable:
                 continue
             if direct and not (inert(value) and value.is_cpu):
                 direct = False
-        if level is None:
+        if level is None or not mapped:
             return NotImplemented
+        if uniform:
+            args = [arg.value if type(arg) is BatchTensor and not arg.mapped else arg for arg in args]
         if direct and not is_any_autocast_enabled():
             out = rule.run(level, args, kwargs)
         else:
@@ -169,3 +181,30 @@ def operands_path(rule: Rule) -> Callable:
         return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
 
     return run
+
+
+# The rules of each namespace stay registered for as long as its library object lives.
+_libraries: dict[str, Library] = {}
+
+
+def route(op: OpOverload, path: Callable) -> None:
+    """Let the operation take `path` first when it meets a tensor with lanes.
+
+    torch looks for a rule of the operation before it calls `__torch_dispatch__`: the path is found without a second
+    look, 0.3 us sooner.
+    """
+    HOT[op] = path
+
+    def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        try:
+            out = path(args, kwargs)
+            return interpret(func, args, kwargs) if out is NotImplemented else out
+        except BeginAgain as again:
+            return begin_again(again, func, args, kwargs)
+
+    never_compile(enter)
+    namespace = op.namespace
+    library = _libraries.get(namespace)
+    if library is None:
+        library = _libraries[namespace] = Library(namespace, "FRAGMENT")
+    register_torch_dispatch(op.name(), BatchTensor, enter, lib=library)
