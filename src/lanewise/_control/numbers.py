@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.batch import BatchTensor
 from lanewise._core.joins import component, rows_of
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane
 
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 RANK = {bool: 0, int: 1, float: 2, complex: 3}
@@ -38,6 +40,8 @@ class LaneNumber:
     call: Callable[..., Any]
 
     def __init__(self, kind: type, value: Tensor, bound: int | None = None) -> None:
+        while isinstance(value, Plane) and (type(value) is not BatchTensor or not value.mapped):
+            value = value.value  # a plane above takes what is made there for its own; a number has no tangent
         self.kind = kind
         self.value = value
         self.bound = bound

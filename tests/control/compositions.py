@@ -1,0 +1,77 @@
+"""Control flow under each transform, against plain torch on one example at a time."""
+
+import torch
+from torch.autograd import forward_ad
+
+from lanewise import grad, jvp, vmap
+
+D = torch.float64
+
+
+def examples(seed=0, lanes=7):
+    generator = torch.Generator().manual_seed(seed)
+    xs = torch.randn(lanes, 3, dtype=D, generator=generator) * 1.5
+    ks = torch.randint(0, 5, (lanes,), generator=generator)
+    return xs, ks
+
+
+def loop(f, xs, ks):
+    return torch.stack([f(x, k) for x, k in zip(xs, ks)])
+
+
+def scalar(y):
+    """A number that feels each entry of a result differently."""
+    y = y.reshape(-1)
+    return (y * torch.linspace(1.0, 2.0, y.numel(), dtype=y.dtype)).sum()
+
+
+def with_tangent(f, x, k, t):
+    with forward_ad.dual_level():
+        out = forward_ad.unpack_dual(f(forward_ad.make_dual(x, t), k))
+        return out.primal.clone(), torch.zeros_like(out.primal) if out.tangent is None else out.tangent.clone()
+
+
+def gradients(f, xs, ks):
+    xs = xs.clone().requires_grad_()
+    return torch.autograd.grad(sum(scalar(f(x, k)) for x, k in zip(xs, ks)), xs)[0]
+
+
+def tangents(f, xs, ks, ts):
+    return torch.stack([with_tangent(f, x.clone(), k, t)[1] for x, k, t in zip(xs, ks, ts)])
+
+
+def by_vmap(f, xs, ks):
+    return vmap(f)(xs, ks), loop(f, xs, ks)
+
+
+def by_vmap_grad(f, xs, ks):
+    return vmap(grad(lambda x, k: scalar(f(x, k))))(xs, ks), gradients(f, xs, ks)
+
+
+def by_grad_vmap(f, xs, ks):
+    got = grad(lambda xs: sum(scalar(y) for y in vmap(f)(xs, ks)))(xs)
+    return got, gradients(f, xs, ks)
+
+
+def by_autograd(f, xs, ks):
+    leaf = xs.clone().requires_grad_()
+    got = torch.autograd.grad(sum(scalar(y) for y in vmap(f)(leaf, ks)), leaf)[0]
+    return got, gradients(f, xs, ks)
+
+
+def by_jvp_vmap(f, xs, ks):
+    ts = torch.linspace(-1.0, 1.0, xs.numel(), dtype=D).reshape(xs.shape)
+    return jvp(lambda xs: vmap(f)(xs, ks), (xs,), (ts,))[1], tangents(f, xs, ks, ts)
+
+
+def by_vmap_jvp(f, xs, ks):
+    ts = torch.linspace(-1.0, 1.0, xs.numel(), dtype=D).reshape(xs.shape)
+    return vmap(lambda x, k, t: jvp(lambda x: f(x, k), (x,), (t,))[1])(xs, ks, ts), tangents(f, xs, ks, ts)
+
+
+def by_vmap_vmap(f, xs, ks):
+    got = vmap(vmap(f, in_dims=(None, 0)), in_dims=(0, None))(xs, ks[:4])
+    return got, torch.stack([torch.stack([f(x, k) for k in ks[:4]]) for x in xs])
+
+
+COMPOSITIONS = [by_vmap, by_vmap_grad, by_grad_vmap, by_autograd, by_jvp_vmap, by_vmap_jvp, by_vmap_vmap]
