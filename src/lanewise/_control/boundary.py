@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.results import lane_names
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
@@ -17,9 +18,7 @@ from lanewise.errors import SlowPathWarning, warn_at_user_line
 _MANY = 16
 
 
-def boundary(
-    level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any], *, structured: bool = False
-) -> Any:
+def boundary(level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any], *, structured: bool = False) -> Any:
     """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
 
     Where `thunk` calls converted code (`structured`), most of the time they part and meet again in there. What a run
@@ -29,7 +28,9 @@ def boundary(
     around, outer_journal = machine.level, level.journal
     machine.level = level if structured else None
     machine.boundaries.append(Boundary(level, base))
-    journal = level.journal = Journal(None, base)
+    # All lanes of a `vmap`: what was there before is what it was given.
+    given = outer_journal.given if base is level.root and outer_journal is not None else None
+    journal = level.journal = Journal(given, base)
     generators = None if level.randomness == "error" else Generators()
     pieces: list[Lanes] = []
     values: list[Any] = []
@@ -107,7 +108,7 @@ class _naming_lanes:
 
 def name_lanes(error: Exception, level: LaneLevel, lanes: Lanes) -> None:
     """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
-    places = lanes.positions(level.root).tolist()
+    places = lane_names(level, lanes)
     error.lanes = places  # type: ignore[attr-defined]
     shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
     if hasattr(error, "add_note"):

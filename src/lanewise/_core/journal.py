@@ -51,7 +51,7 @@ class Journal:
                 self._memory = {memory(tensor): tensor for tensor in self.given}
             if place not in self._memory:
                 return
-            value, home = self._memory[place], None
+            value, home = self._memory[place], self.base
         self.copies[place] = (value, home, level.below(_copy, value))
 
     def pass_on(self, other: "Journal") -> None:
