@@ -117,3 +117,14 @@ def test_states_and_weights_with_lanes():
     assert [t.shape for t in vmap(lanes)(*[{k: v[:0] for k, v in params.items()}, X[:0], state[:0]])] == [
         (0, 1, 2, 4)
     ] * 2
+
+
+@pytest.mark.parametrize("lengths", [[[5, 2], [4, 4], [5, 2], [3, 1]], [[2, 5], [4, 4], [5, 2], [1, 3]]], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_lengths_of_each_lane(name, lengths):
+    module, lengths = LAYERS[name]().to(D).requires_grad_(False), torch.tensor(lengths)
+    f = lambda x, l: through(module, l)(x)
+    loss = lambda x, l: squares(through(module, l))(x)
+    assert_same(vmap(f)(X, lengths), loop_vmap(f)(X, lengths))
+    want = loop_vmap(lambda x, l: plain_grad(lambda x: loss(x, l))(x))(X, lengths)
+    assert_same(vmap(grad(loss))(X, lengths), want)

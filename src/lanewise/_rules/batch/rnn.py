@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.joins import part_by
 from lanewise._core.level import on_plane
 from lanewise._rules.batch.datadependent import differing_shapes
 from lanewise._rules.batch.families import decompose, lane_rule
@@ -166,6 +167,7 @@ def _agreed_lengths(level: BatchLevel, lengths: BatchTensor) -> Tensor:
     """lengths [B, N] -> [N], the same in all lanes"""
     first = lengths.value.select(0, 0)
     if not torch.equal(lengths.value, first.expand(lengths.value.shape)):
+        part_by(level, lengths.value)
         raise differing_shapes(
             "torch.nn.utils.rnn.pack_padded_sequence",
             "the lengths of the sequences differ",
