@@ -50,6 +50,14 @@ DispatchKeySet = torch._C.DispatchKeySet
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
+def has_composite_kernel(name: str) -> bool:
+    """Whether an operation has a kernel made of other operations, which stands for that of any device."""
+    return not has_kernel_for_key(name, "CompositeImplicitAutograd") and (
+        has_kernel_for_key(name, "CompositeExplicitAutograd")
+        or has_kernel_for_key(name, "CompositeExplicitAutogradNonFunctional")
+    )
+
+
 def _dispatch_key(name: str) -> torch._C.DispatchKey:
     key = torch._C._parse_dispatch_key(name)
     assert key is not None, f"this torch has no dispatch key {name}"
@@ -61,6 +69,13 @@ def _dispatch_key(name: str) -> torch._C.DispatchKey:
 FACTORY_KEY = _dispatch_key("TESTING_ONLY_GenericMode")
 FACTORY_KEY_NAME = "TESTING_ONLY_GenericMode"
 FACTORY_KEY_SET = DispatchKeySet(FACTORY_KEY)
+
+# A key of hardware that torch has no kernels for, of lower priority than autograd and than the wrappers' own key. While
+# a transform runs it is switched on, and sees the operations whose operands are all from outside the function. Without
+# it: what is computed from these alone takes no lane values.
+OUTSIDE_KEY = _dispatch_key("FPGA")
+OUTSIDE_KEY_NAME = "FPGA"
+INSIDE_KEY_SET = FACTORY_KEY_SET | DispatchKeySet(OUTSIDE_KEY)
 
 # Its neighbour, for operations that are written out while reverse passes are nested. Without it, their higher
 # derivatives are as wrong as torch's own.

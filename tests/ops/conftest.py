@@ -3,29 +3,9 @@
 import pytest
 
 # Cases that a composition does not do yet, with the reason: strict expected failures.
-_COPIED = "a copy of an unmapped tensor that is tracked outside does not take lane values"
-_INDEX = "torch asks an index of no dims for its number before an unmapped tensor is asked"
-_SMOOTHED = "label smoothing masks the loss of an unmapped input in place"
 GAPS = {
-    ("test_vmap.py", "test_values", "cross_entropy_one"): _SMOOTHED,
     ("test_vmap_vmap.py", "test_values_and_backward", "pixel_shuffle"): "layout of lanes that lie apart",
     ("test_vmap_jvp.py", "test_vmap_jvp", "lstsq_lu"): "residuals of no lanes",
-} | {
-    (file, test, case): reason
-    for file, test in (
-        ("test_vmap.py", "test_backward_outside"),
-        ("test_vmap_vmap.py", "test_values_and_backward"),
-        ("test_grad_vmap.py", "test_grad_vmap"),
-        ("test_jvp_vmap.py", "test_jvp_vmap"),
-        ("test_vmap_jvp.py", "test_vmap_jvp"),
-    )
-    for case, reason in (
-        ("index_assign", _COPIED),
-        ("add_to_row", _COPIED),
-        ("cross_entropy_one", _SMOOTHED),
-        ("index_zero_dim", _INDEX),
-    )
-    if case != "index_zero_dim" or "jvp" not in file and file != "test_vmap_vmap.py"
 }
 
 

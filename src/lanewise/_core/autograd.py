@@ -16,6 +16,7 @@ from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.lane_level import completed
+from lanewise._core.level import current_level
 from lanewise._core.plane import Plane, escaped, recorded, tracked
 from lanewise._torch_compat import (
     apply_plainly,
@@ -30,6 +31,10 @@ from lanewise.errors import TransformError, at_user_line
 def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """What `torch.autograd.grad` and `backward` call: torch's engine, with a thought for the planes below."""
     level = top_level(outputs)
+    here = current_level()
+    if here is not None and max(map(order, (*outputs, *cotangents))) < here.order:
+        # A graph of a plane below: its gradients are no tensors made here.
+        return here.below(functools.partial(enter_engine, outputs, cotangents, *args, **kwargs))
     if level is None:
         return run_backward(outputs, cotangents, *args, **kwargs)
     if not level.alive and current_graph_task_id() == -1:
@@ -176,7 +181,7 @@ def accumulate_per_lane(
         if entry is None or leaf.grad is not entry.grad:
             entry = entries[id(leaf)] = _Shown(leaf)
             if entry.base is not None and not level.owns(entry.base):
-                leaf.grad = level.adopt(entry.base.clone())
+                leaf.grad = level.adopt(level.below(torch.clone, entry.base))
         handles.append(node.register_prehook(_noting(level, entry)))
     try:
         return run_backward(*_recorded_only(None, outputs, cotangents), *args, **kwargs)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
-from lanewise._core.level import Level
+from lanewise._core.level import Level, standing_level
 from lanewise._core.missing import find_rule
 from lanewise._core.plane import (
     Plane,
@@ -27,11 +27,14 @@ from lanewise._core.plane import (
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
+    OUTSIDE_KEY,
     OpOverload,
     dispatch_mode_count,
     forbid_data_pointer,
+    include_key,
     is_any_autocast_enabled,
     make_wrapper,
+    tls_is_included,
 )
 from lanewise._torch_compat import forward_ad as _native
 from lanewise.errors import CapturedWriteError, at_user_line
@@ -47,6 +50,15 @@ _NO_KWARGS: dict[str, Any] = {}
 def lazy(value: Tensor) -> bool:
     """Whether a conjugation or a sign is still due: dispatch keys that the handler runs without carry it out."""
     return value.is_conj() or value.is_neg()
+
+
+def _is_here(args: tuple) -> bool:
+    """Whether an operand is of the plane that the operation was called on."""
+    here = standing_level()
+    for arg in args:
+        if type(arg) is BatchTensor and arg.level is here:
+            return True
+    return False
 
 
 class BatchTensor(Plane):
@@ -72,7 +84,16 @@ class BatchTensor(Plane):
         try:
             hot = HOT.get(func)
             if hot is not None:
-                out = hot(args, kwargs or _NO_KWARGS)
+                if not tls_is_included(OUTSIDE_KEY):
+                    out = hot(args, kwargs or _NO_KWARGS)
+                elif getattr(args[0], "level", None) is standing_level() or _is_here(args):
+                    include_key(OUTSIDE_KEY, False)
+                    try:
+                        out = hot(args, kwargs or _NO_KWARGS)
+                    finally:
+                        include_key(OUTSIDE_KEY, True)
+                else:
+                    out = NotImplemented
                 if out is not NotImplemented:
                     return out
             return interpret(func, args, kwargs or _NO_KWARGS)

@@ -276,7 +276,16 @@ class LaneCall(Call):
         self.shapes = [arg.shape if isinstance(arg, Tensor) else None for arg in args]
 
     def forward(self, args: tuple) -> tuple:
-        level = self.level
+        around = self.level.parent
+        while isinstance(around, BatchLevel):
+            around = around.parent
+        if around is None:
+            return self._forward(self.level, args)
+        # Primals and tangents were taken apart around it: it does not lie on the plane that the values are of.
+        with self.lanes() as level:
+            return self._forward(level, args)
+
+    def _forward(self, level: BatchLevel, args: tuple) -> tuple:
         inputs = tuple([give(level, arg, form) for arg, form in zip(args, self.args, strict=True)])
         outs = self.inner.forward(inputs)
         self.materialize, self.fixed, self.written = self.inner.materialize, self.inner.fixed, self.inner.written

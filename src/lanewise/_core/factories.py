@@ -5,23 +5,24 @@ calls a factory itself must get a plain tensor; such operations are shielded: th
 """
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.level import Level, current_level, route_name
-from lanewise._core.plane import Plane, tensors_of, tracked
+from lanewise._core.level import Level, current_level, route_name, run_outside
+from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
-    ADINPLACE_OR_VIEW_KEY,
     FACTORY_KEY,
     FACTORY_KEY_NAME,
     FACTORY_KEY_SET,
+    OUTSIDE_KEY_NAME,
     ExcludeDispatchKeyGuard,
     OpOverload,
-    current_graph_task_id,
+    has_composite_kernel,
     never_compile,
-    tls_is_excluded,
+    operator_names,
     tls_is_included,
 )
 
@@ -33,12 +34,6 @@ def adopt_results_of(*ops: OpOverload) -> None:
     """Route these overloads through the innermost level while one is open."""
     for op in ops:
         route(op, _factory_kernel(op))
-
-
-def adopt_copies_by(*ops: OpOverload) -> None:
-    """The same for overloads that nearly every kernel calls: there view tracking is off, and the result stays plain."""
-    for op in ops:
-        route(op, _copy_kernel(op))
 
 
 def adopt_results_of_name(name: str) -> None:
@@ -102,6 +97,33 @@ def _joined(data: Any, dtype: Any, device: Any) -> Tensor:
     return torch.full((), data, dtype=dtype, device=device)
 
 
+def see_operations_from_outside(views: Iterable[OpOverload]) -> None:
+    """Hand all operations of torch to `run_outside` where no operand is of a plane, but for views.
+
+    Its fallback sees those that have a kernel for each device only; the others are named here.
+    """
+    passed = {op.name() for op in views}
+    for name in operator_names("aten::"):
+        if name in passed:
+            _kernels.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, OUTSIDE_KEY_NAME)
+        elif not name.endswith("out") and has_composite_kernel(name):
+            _kernels.impl(name.removeprefix("aten::"), _outside_kernel(name), OUTSIDE_KEY_NAME)
+
+
+def _outside_kernel(name: str) -> Any:
+    op: Any = None
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal op
+        if op is None:
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        return run_outside(op, *args, **kwargs)
+
+    never_compile(kernel)
+    return kernel
+
+
 def keep_factories_plain_inside(*ops: OpOverload) -> None:
     """Shield these overloads, whose backend kernels call factories and read their memory."""
     for op in ops:
@@ -133,30 +155,6 @@ def _factory_kernel(op: OpOverload) -> Any:
             return level.factory(op, args, kwargs)
 
     return made
-
-
-def _copy_kernel(op: OpOverload) -> Any:
-    adopted = _factory_kernel(op)
-
-    def copied(x: Tensor, **options: Any) -> Any:
-        if not isinstance(x, Tensor):
-            # A number that autograd keeps as a tensor comes to a Python kernel as the number.
-            with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-                kind = torch.float64 if isinstance(x, float) else torch.complex128 if isinstance(x, complex) else None
-                return op(torch.tensor(x, dtype=kind), **options)
-        # What autograd itself copies (a tensor that an in-place operation overwrites, a gradient) must stay plain too.
-        kept = tracked(x) or current_graph_task_id() != -1
-        if kept and (x.is_conj() or x.is_neg()) and tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
-            # A lazy conjugate from outside is resolved on its way to this plane, where autograd would not see it.
-            level = current_level()
-            if level is not None:
-                return level.below(lambda: op(x, **options))
-        if kept or tls_is_excluded(ADINPLACE_OR_VIEW_KEY):
-            with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-                return op(x, **options)
-        return adopted(x, **options)
-
-    return copied
 
 
 def _shield_kernel(op: OpOverload) -> Any:

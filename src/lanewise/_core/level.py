@@ -1,5 +1,6 @@
 """Levels: one open transform each, in one order, on a stack per thread."""
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable
@@ -13,13 +14,19 @@ from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
     FACTORY_KEY_NAME,
+    INSIDE_KEY_SET,
+    OUTSIDE_KEY,
+    OUTSIDE_KEY_NAME,
+    ExcludeDispatchKeyGuard,
     ForceDispatchKeyGuard,
     dispatch_mode_count,
     include_key,
     is_grad_enabled,
+    never_compile,
     set_grad_enabled,
     tls_exclude_set,
     tls_include_set,
+    tls_is_excluded,
     tls_is_included,
 )
 
@@ -90,7 +97,7 @@ class Level:
         lanes: None; on a batch plane whose lanes have parted, the set that runs; ENDED once the transform has ended.
             The hot paths serve the tensors whose home it is.
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
-        closing: What is to be done just before the level ends, None for nothing.
+        closing: What is to be done on the plane below just before the level ends, None for nothing.
     """
 
     __slots__ = (
@@ -106,6 +113,8 @@ class Level:
         "closing",
         "_before",
         "_aside",
+        "_inside",
+        "_outside",
         "__weakref__",
     )
 
@@ -116,6 +125,9 @@ class Level:
         self.grad_mode = is_grad_enabled()
         self.pinned: bool | None = None
         self.parent = current_level()
+        if self.parent is None and tls_is_included(FACTORY_KEY):
+            # On no plane, though inside a level: a function that is run again by a saved-tensor hook.
+            self.include = self.include - INSIDE_KEY_SET
         self.alive = True
         self.lanes: Any = None
         self.closing: list[Callable[[], None]] | None = None
@@ -129,22 +141,25 @@ class Level:
         self.modes = dispatch_mode_count()
         self._aside = set_modes_aside() if self.modes else None
         _stack.here = self
+        self._inside = tls_is_included(FACTORY_KEY)
         include_key(FACTORY_KEY, True)
+        self._outside = tls_is_included(OUTSIDE_KEY)
+        include_key(OUTSIDE_KEY, True)
         return self
 
     def __exit__(self, *exc: object) -> None:
         levels = _stack.levels
         if self.closing:
             for close in self.closing:
-                close()
+                self.below(close)
         self.alive = False
         self.lanes = ENDED
         levels.remove(self)
         _stack.here = self._before
         if self._aside:
             bring_modes_back(self._aside)
-        if self.parent is None:
-            include_key(FACTORY_KEY, False)
+        include_key(FACTORY_KEY, self._inside)
+        include_key(OUTSIDE_KEY, self._outside)
         if not levels:
             _names.close()
 
@@ -182,9 +197,39 @@ class Level:
         raise NotImplementedError
 
 
+def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operation whose operands are all from outside the function: its results belong to the function's plane.
+
+    What writes to its operands, or gives no tensor, runs as it would outside.
+    """
+    level = None if tls_is_excluded(FACTORY_KEY) else current_level()
+    if level is None or not makes_tensors(op):
+        # Excluded: inside a kernel, or the handler of another class of tensors.
+        with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
+            return op(*args, **kwargs)
+    return level.factory(op, args, kwargs)
+
+
+@functools.cache
+def makes_tensors(op: Any) -> bool:
+    """Whether the results of an operation are new tensors."""
+    if op._schema.is_mutable or op.is_view:
+        return False
+    return any("Tensor" in str(result.type) for result in op._schema.returns)
+
+
+never_compile(run_outside)
+_fallthrough.fallback(run_outside, OUTSIDE_KEY_NAME)
+
+
 def live_levels() -> list[Level]:
     """The levels open on this thread, outermost first."""
     return list(_stack.levels)
+
+
+def standing_level() -> Level | None:
+    """As `current_level`, where an operation is known to come from the plane of a level."""
+    return _stack.here
 
 
 def current_level() -> Level | None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded, replace_tensors, tensors_of
 from lanewise._core.trees import flatten, unflatten
-from lanewise._torch_compat import forward_ad, forward_level, is_grad_enabled, make_dual
+from lanewise._torch_compat import apply_plainly, forward_ad, forward_level, is_grad_enabled, make_dual
 
 # How often each operation took torch's own formula; tests of hot paths count on it.
 native_formulas: dict[str, int] = {}
@@ -66,11 +67,16 @@ def torch_formula(
 
 
 def _forward(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any, shared: bool) -> tuple[Any, Any]:
+    plane = _highest(args, kwargs, primal, tangent)
+
     def enter(tensor: Tensor) -> Tensor:
         x, t = primal(tensor), tangent(tensor)
         if not differentiable(x):
             return x
-        if shared:
+        if plane is not None and not plane.owns(x):
+            # Otherwise what is computed on the plane below, too, would have this tangent.
+            x = apply_plainly(_Enter, x, plane) if is_grad_enabled() and recorded(x) else plane.adopt(x)
+        elif shared:
             # An operand of a lower plane may carry the zero tangent that the plane above gave it.
             x = forward_ad.unpack_dual(x, level=0).primal
         if 0 in x.stride():
@@ -85,6 +91,18 @@ def _forward(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any, sh
     unpacked = [_leave(item) if isinstance(item, Tensor) else (item, None) for item in out]
     primals = [primal for primal, _ in unpacked]
     return type(out)(primals) if type(out) in (list, tuple) else tuple(primals), [tangent for _, tangent in unpacked]
+
+
+class _Enter(Function):
+    """A tensor of a plane below on this one, with its history here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plane: Any) -> Tensor:
+        return plane.adopt(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return grad, None
 
 
 def _leave(out: Tensor) -> tuple[Tensor, Tensor | None]:

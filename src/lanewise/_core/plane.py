@@ -6,13 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import Level, on_plane
+from lanewise._core.level import Level, current_level, makes_tensors, on_plane
 from lanewise._torch_compat import (
+    OUTSIDE_KEY,
     current_graph_task_id,
     disabled_torch_function,
+    include_key,
     make_wrapper,
     no_dispatch,
     set_grad_enabled,
+    tls_is_included,
 )
 from lanewise.errors import CapturedWriteError, EscapedTensorError, at_user_line
 
@@ -56,7 +59,16 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     assert level is not None, func
     if not level.alive and current_graph_task_id() == -1:
         raise escaped(level, func)
-    return level.interpret(func, args, kwargs, operands)
+    if not tls_is_included(OUTSIDE_KEY):
+        return level.interpret(func, args, kwargs, operands)
+    here = current_level()
+    if here is not None and level.order < here.order and makes_tensors(func):
+        return here.factory(func, args, kwargs)
+    include_key(OUTSIDE_KEY, False)
+    try:
+        return level.interpret(func, args, kwargs, operands)
+    finally:
+        include_key(OUTSIDE_KEY, True)
 
 
 def recorded(tensor: Tensor) -> bool:

@@ -5,7 +5,6 @@ history again; the planes below must keep theirs. A user's own detach cuts them 
 """
 
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from lanewise._core.plane import Plane
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
     FACTORY_KEY,
+    OUTSIDE_KEY,
     IncludeDispatchKeyGuard,
     current_graph_task_id,
     is_grad_enabled,
@@ -58,7 +58,8 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
         before, packing.now = packing.now, True
         try:
             if not isinstance(tensor, Plane):
-                return pack(tensor), ()
+                with on_plane(None):
+                    return pack(tensor), ()
             # Autograd packs with grad mode off; the planes below are recording.
             with pin_grad_mode(True):
                 return pack(tensor), _levels_of(tensor)
@@ -69,7 +70,10 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
         held, levels = packed
         before, packing.now = packing.now, False
         try:
-            with on_plane(level), IncludeDispatchKeyGuard(FACTORY_KEY) if level is not None else nullcontext():
+            if level is None:
+                with on_plane(None):
+                    return _reseated(unpack(held), levels)
+            with on_plane(level), IncludeDispatchKeyGuard(FACTORY_KEY), IncludeDispatchKeyGuard(OUTSIDE_KEY):
                 return _reseated(unpack(held), levels)
         finally:
             packing.now = before
@@ -87,8 +91,11 @@ def _levels_of(tensor: Any) -> tuple:
 
 def _reseated(tensor: Any, levels: tuple) -> Any:
     """The tensor on these levels, where a transform that was run again made it on new ones."""
-    if not levels or not isinstance(tensor, Plane) or _levels_of(tensor) == levels:
+    if not isinstance(tensor, Plane) or _levels_of(tensor) == levels:
         return tensor
+    if not levels:
+        # What the hook computed from a tensor from outside.
+        return _reseated(tensor.value, ())
     value = _reseated(tensor.value, levels[1:])
     tangent = getattr(tensor, "tangent", None)
     if tangent is not None:

@@ -1,5 +1,7 @@
 """The batching rules. Importing this package registers them."""
 
+from lanewise._core.batch import BATCH_RULES
+from lanewise._core.factories import see_operations_from_outside
 from lanewise._rules.batch import (  # noqa: F401
     attention,
     conv,
@@ -24,3 +26,5 @@ from lanewise._rules.batch import (  # noqa: F401
     sorting,
     views,
 )
+
+see_operations_from_outside(views=[op for op in BATCH_RULES if op.is_view])

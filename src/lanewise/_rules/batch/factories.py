@@ -5,7 +5,6 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import (
-    adopt_copies_by,
     adopt_results_of,
     adopt_results_of_name,
     join_lists_in,
@@ -40,7 +39,6 @@ adopt_results_of(
 )
 # A lazy zero is made real by a kernel that calls `zeros` and works on its memory; here it is real from the start.
 route(aten._efficientzerotensor.default, lambda size, **options: aten.zeros.default(size, **options))
-adopt_copies_by(aten._to_copy.default, aten.clone.default)
 for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
 for _name in ("as_tensor", "tensor"):
