@@ -270,12 +270,12 @@ Write instead:
 """,
     ),
     "a nested tensor": (
-        lambda: lw.vmap(lambda x: x)(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+        lambda: lw.vmap(lambda x: x)(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)),
         RuntimeError,
         """
-vmap(f)(x): x is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its rows differ in shape, so they cannot be lanes
+vmap(f)(x): x is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its components are lanes where its layout is torch.jagged, along dim 0
 Write instead:
-  [f(row) for row in x.unbind()]  # or pad the rows to one shape, with a mask
+  vmap(f)(torch.nested.as_nested_tensor(x.unbind(), layout=torch.jagged))
 """,
     ),
     "inside torch.func": (

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from lanewise import grad, vmap
 from tests.oracles import assert_same
@@ -44,7 +45,12 @@ def test_list(name, chunk_size):
     got = vmap(f, out_dims="list", chunk_size=chunk_size)(XS)
     want = [f(x) for x in XS]
     assert type(got) is list
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for one, other in zip(got, want, strict=True):
+        leaves, spec = tree_flatten(one)
+        others, other_spec = tree_flatten(other)
+        assert spec == other_spec
+        for a, b in zip(leaves, others, strict=True):
+            assert type(a) is type(b) and (torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b)
     assert vmap(f, out_dims="list")(XS[:0]) == []
 
 

@@ -6,51 +6,97 @@ import torch
 from torch import Tensor
 
 from lanewise._control.numbers import LaneNumber
-from lanewise._core.joins import merge_tensors
+from lanewise._core.joins import component, merge_tensors, rows_of
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable
 from lanewise._core.level import on_plane
-from lanewise._core.trees import flatten, leaf_names, unflatten
+from lanewise._core.trees import Spec, flatten, flatten_with_prefix, spec_names, unflatten
+from lanewise._transforms.ragged import LIST, Apart, Ragged, is_ragged, put_in_order, taken_apart
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 _NUMBERS = (bool, int, float, complex, LaneNumber)
 
 
-def put_together(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
+def put_together(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], out_dims: Any = 0) -> Any:
     """One result from that of each piece.
 
-    Numbers that differ become a tensor with lanes, as stacking them would make it.
+    Numbers that differ become a tensor with lanes, as stacking them would make it. What `out_dims` calls "list" or
+    "jagged" is an `Apart` or `Ragged` in the result.
 
     Raises:
+        PrefixMismatch: `out_dims` does not fit.
         TransformError: Structures or shapes differ.
         LaneValueError: Values that are neither tensors nor numbers differ.
     """
-    leaves, spec = flatten(values[0])
+    leaves, spec = _parts(level, pieces[0], values[0], out_dims)
     columns = [leaves]
     for value, piece in zip(values[1:], pieces[1:]):
-        others, other_spec = flatten(value)
+        others, other_spec = _parts(level, piece, value, out_dims)
         if other_spec != spec:
             raise TransformError(
                 at_user_line(
-                    f"vmap: lanes return results of different structure: {lane_text(pieces[0])} {spec}, "
-                    f"{lane_text(piece)} {other_spec}",
-                    "return the same containers, with the same keys, from every branch",
+                    f"vmap: lanes return results of different structure: {lane_text(level, pieces[0])} {spec}, "
+                    f"{lane_text(level, piece)} {other_spec}",
+                    "return the same containers, with the same keys, from every branch\n"
+                    'vmap(f, out_dims="list")(xs)  # or a list, one result for each lane',
                 )
             )
         columns.append(others)
-    names: list[str] | None = None
     merged = []
     for position, parts in enumerate(zip(*columns)):
         try:
             merged.append(_leaf(level, target, pieces, list(parts)))
         except Unmergeable as reason:
-            names = leaf_names(values[0], "output") if names is None else names
-            raise _differing(pieces, list(parts), names[position], str(reason)) from None
+            raise _differing(level, pieces, list(parts), spec_names(spec, "output")[position], str(reason)) from None
     return unflatten(merged, spec)
+
+
+def _parts(level: LaneLevel, piece: Lanes, value: Any, out_dims: Any) -> tuple[list, Spec]:
+    """The leaves of the result of one piece, and the structure."""
+    if not is_ragged(out_dims):
+        return flatten(value)
+    leaves, dims, spec = flatten_with_prefix(out_dims, value)
+    running = level.lanes
+    level.lanes = piece
+    try:
+        return [_taken_apart(level, leaf, dim) for leaf, dim in zip(leaves, dims)], spec
+    finally:
+        level.lanes = running
+
+
+def _taken_apart(level: LaneLevel, leaf: Any, dim: Any) -> Any:
+    if dim == LIST:
+        inner, spec = flatten(leaf)
+        leaf = unflatten([Apart(_numbers(level, x)) if isinstance(x, LaneNumber) else x for x in inner], spec)
+    return taken_apart(level, leaf, dim, "output")
+
+
+def _numbers(level: LaneLevel, number: LaneNumber) -> list:
+    """The Python number of each lane that runs."""
+    rows = rows_of(level, component(level, number.value)) if component(level, number.value) is not None else None
+    return [number.resolve()] * level.size if rows is None else [number.kind(value) for value in rows.tolist()]
+
+
+def apart(level: LaneLevel, value: Any, out_dims: Any) -> Any:
+    """A result with an `Apart` or `Ragged` where `out_dims` says "list" or "jagged"; numbers of lanes are tensors."""
+    if not is_ragged(out_dims):
+        return without_numbers(value)
+    leaves, spec = _parts(level, level.lanes, value, out_dims)
+    return without_numbers(unflatten(leaves, spec))
 
 
 def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any]) -> Any:
     first = parts[0]
+    if type(first) is Apart:
+        return put_in_order(level, parts, target.order)
+    if any(type(part) is Ragged for part in parts):
+        if not all(type(part) is Ragged for part in parts):
+            raise Unmergeable("types")
+        if any(part.values.shape[1:] != first.values.shape[1:] for part in parts):
+            raise Unmergeable("shapes")
+        for part, values in zip(parts, level.below(same_dtype, [part.values for part in parts])):
+            part.values = values
+        return put_in_order(level, parts, target.order)
     if any(isinstance(part, Tensor) for part in parts):
         if not all(isinstance(part, (Tensor, *_NUMBERS)) for part in parts):
             raise Unmergeable("types " + " and ".join(sorted({type(part).__name__ for part in parts})))
@@ -95,22 +141,48 @@ def same_dtype(values: list[Tensor]) -> list[Tensor]:
     return [value if value.dtype is dtype else value.to(dtype) for value in values]
 
 
-def lane_text(lanes: Lanes) -> str:
+def lane_text(level: LaneLevel, lanes: Lanes) -> str:
     """The first lane of a set, for messages."""
-    places = lanes.positions(lanes.root())
-    return f"lane {int(places[0])} gives" if places.shape[0] else "no lane gives"
+    places = lane_names(level, lanes)
+    return f"lane {places[0]} gives" if places else "no lane gives"
 
 
-def _differing(pieces: list[Lanes], parts: list[Any], name: str, reason: str) -> Exception:
+def lane_names(level: LaneLevel, lanes: Lanes) -> list:
+    """What to call lanes of a level: their numbers, or pairs of numbers with those of the `vmap` around it."""
+    places = lanes.positions(level.root).tolist()
+    if level.outer is None:
+        return places
+    assert level.root.parent is not None
+    outer = lane_names(level.outer, level.root.parent) if isinstance(level.outer, LaneLevel) else None
+    pairs = [divmod(place, level.own_size) for place in places]
+    return [(*_as_tuple(outer[i] if outer else i), j) for i, j in pairs]
+
+
+def _as_tuple(name: Any) -> tuple:
+    return name if isinstance(name, tuple) else (name,)
+
+
+def _differing(level: LaneLevel, pieces: list[Lanes], parts: list[Any], name: str, reason: str) -> Exception:
     first = parts[0]
     for part, piece in zip(parts[1:], pieces[1:]):
-        if isinstance(part, Tensor) and isinstance(first, Tensor) and part.shape == first.shape:
+        pair = lane_text(level, pieces[0]), lane_text(level, piece)
+        if type(part) is Ragged and type(first) is Ragged:
+            if part.values.shape[1:] != first.values.shape[1:]:
+                return TransformError(
+                    at_user_line(
+                        f"vmap: {name}: lanes of a nested tensor may differ in their first dim only: "
+                        f"{pair[0]} {first.text()}, {pair[1]} {part.text()}",
+                        'vmap(f, out_dims="list")(xs)  # a list, one result for each lane',
+                    )
+                )
             continue
         if isinstance(part, Tensor) and isinstance(first, Tensor):
+            if part.shape == first.shape:
+                continue
             return TransformError(
                 at_user_line(
                     f"vmap: {name}: lanes return tensors of different shapes, which cannot be stacked: "
-                    f"{lane_text(pieces[0])} {list(first.shape)}, {lane_text(piece)} {list(part.shape)}",
+                    f"{pair[0]} {list(first.shape)}, {pair[1]} {list(part.shape)}",
                     'vmap(f, out_dims="list")(xs)     # a list, one result for each lane\n'
                     'vmap(f, out_dims="jagged")(xs)   # one nested tensor',
                 )
@@ -119,8 +191,9 @@ def _differing(pieces: list[Lanes], parts: list[Any], name: str, reason: str) ->
             return LaneValueError(
                 at_user_line(
                     f"vmap: {name}: lanes return different {reason}, which no tensor can hold: "
-                    f"{lane_text(pieces[0])} {first!r}, {lane_text(piece)} {part!r}",
-                    "return a tensor or a number, or the same value from every branch",
+                    f"{pair[0]} {first!r}, {pair[1]} {part!r}",
+                    "return a tensor or a number, or the same value from every branch\n"
+                    'vmap(f, out_dims="list")(xs)  # or a list, one result for each lane',
                 )
             )
     return TransformError(at_user_line(f"vmap: {name}: lanes return different {reason}"))

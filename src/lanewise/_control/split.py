@@ -1,24 +1,29 @@
 """A function whose lanes part: run with all that agree, then run again for those that were left behind."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lanewise._control.boundary import boundary
 from lanewise._control.convert import converted
-from lanewise._control.results import put_together, without_numbers
+from lanewise._control.results import apart, put_together
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.joins import settle
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart
-from lanewise._core.level import current_level
+from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import recorded
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.chunks import Generators
 from lanewise._transforms.parting import code_of
+from lanewise._transforms.ragged import Components, is_jagged, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
+from lanewise.errors import TransformError, at_user_line
 
 # Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
 _as_written: set[Any] = set()
@@ -29,23 +34,30 @@ def run_apart(
 ) -> tuple[list, list, Spec]:
     """One chunk of a `vmap` whose lanes part."""
     generators = None if randomness == "error" else Generators()
-    flat = not any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
+    jagged = {
+        position: Components(leaf, *place[:2])
+        for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+        if dim is not None and is_jagged(leaf)
+    }
+    flat = not (
+        jagged or is_ragged(out_dims) or any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
+    )
     code = code_of(call.func)
     func = None if code in _as_written else converted(call.func)
     while True:
         level = _level(place, randomness, flat)
         lanes = [
-            leaf if dim is None else _entered(level, lane_rows(leaf, dim, place))
-            for leaf, dim in zip(leaves, dims, strict=True)
+            leaf if dim is None or position in jagged else _entered(level, lane_rows(leaf, dim, place))
+            for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
         ]
-        given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None]
+        given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not lane.is_nested]
         level.journal = Journal(given)
         try:
             with level:
-                args, kwargs = unflatten(lanes, spec)
-                thunk = partial(func or call.func, *args, **kwargs)
-                out = without_numbers(boundary(level, thunk, put_together, structured=func is not None))
-                return leave(level, out, out_dims, call.func, leaves)
+                thunk = partial(_run, level, func or call.func, lanes, jagged, spec)
+                join = partial(put_together, out_dims=out_dims)
+                out = boundary(level, thunk, join, structured=func is not None)
+                return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
         except Restart as restart:
             if restart.level is not level:
                 raise
@@ -56,6 +68,41 @@ def run_apart(
                 _as_written.add(code)
             if generators is not None:
                 generators.reseat()
+
+
+def _run(level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Components], spec: Spec) -> Any:
+    """Call the function for the lanes that run, of components of nested tensors for those of one shape."""
+    if not jagged:
+        args, kwargs = unflatten(lanes, spec)
+        return func(*args, **kwargs)
+    _part_by_shape(level, list(jagged.values()))
+    places = level.lanes.positions(level.root).tolist()
+    rows = {position: level.below(components.stacked, places) for position, components in jagged.items()}
+    args, kwargs = unflatten(
+        [level.wrap(rows[position]) if position in rows else lane for position, lane in enumerate(lanes)], spec
+    )
+    versions = [value._version for value in rows.values()]
+    out = func(*args, **kwargs)
+    if versions != [value._version for value in rows.values()]:
+        raise TransformError(
+            at_user_line(
+                "vmap: a component of a nested tensor was written to in place, which the nested tensor would not see",
+                "x = x.clone()  # first thing in the function",
+            )
+        )
+    return out
+
+
+def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
+    """Go on with the largest group of lanes whose components have the same shapes."""
+    numbers: dict[tuple, int] = {}
+    each = [
+        numbers.setdefault(tuple(one.lanes[place].shape for one in components), len(numbers))
+        for place in level.lanes.positions(level.root).tolist()
+    ]
+    with on_plane(None):
+        rows = torch.tensor(each, dtype=torch.int64)
+    settle(level, level.wrap(rows))
 
 
 def _level(place: tuple[int, int, int], randomness: str, flat: bool) -> LaneLevel:
@@ -90,4 +137,3 @@ def _all_pairs(value: Tensor, mapped: bool, outer: int) -> Tensor:
     if not mapped:
         value = value.expand(outer, *value.shape)
     return value.flatten(0, 1)
-

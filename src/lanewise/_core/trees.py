@@ -176,6 +176,18 @@ def leaf_names(tree: Any, root: str) -> list[str]:
     return [name for path, item in children for name in leaf_names(item, root + path)]
 
 
+def spec_names(spec: Spec, root: str) -> list[str]:
+    """As `leaf_names`, from a structure."""
+    if spec.kind is None:
+        return [root]
+    names = spec.keys or getattr(spec.kind, "_fields", None)
+    if names is None or len(names) != len(spec.children):
+        steps = [f"[{i}]" for i in range(len(spec.children))]
+    else:
+        steps = [f"[{name!r}]" if issubclass(spec.kind, Mapping) else f".{name}" for name in names]
+    return [name for step, child in zip(steps, spec.children) for name in spec_names(child, root + step)]
+
+
 class PrefixMismatch(Exception):
     """A prefix that does not fit: where (`[1]['w']`), and how."""
 
@@ -189,7 +201,8 @@ def flatten_with_prefix(prefix: Any, tree: Any, whole: bool = False) -> tuple[li
     """Leaves of `tree`, the entry of `prefix` for each, and the structure; PrefixMismatch where it does not fit.
 
     Args:
-        prefix: A tree that may stop early: an entry above a subtree holds for all its leaves.
+        prefix: A tree that may stop early: an entry above a subtree holds for all its leaves. Under the entry "list"
+            a subtree counts as one leaf.
         tree: The full tree.
         whole: Whether a subtree under the entry None counts as one leaf, and so is not built anew by `unflatten`; a
             subtree without anything in it likewise.
@@ -204,6 +217,10 @@ def _walk_prefix(prefix: Any, tree: Any, leaves: list, entries: list, path: str,
     wanted = None if prefix is None or type(prefix) is int else children_of(prefix)
     if wanted is None:
         mark = len(leaves)
+        if prefix == "list":
+            leaves.append(tree)
+            entries.append(prefix)
+            return LEAF
         spec = LEAF if whole and prefix is None else _walk(tree, leaves)
         if whole and all(leaf is None for leaf in leaves[mark:]):
             leaves[mark:] = [tree]

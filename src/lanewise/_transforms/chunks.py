@@ -15,6 +15,7 @@ from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.trees import Spec, unflatten
 from lanewise._torch_compat import TorchDispatchMode
 from lanewise._transforms.arguments import Call
+from lanewise._transforms.ragged import joined
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
 # What one chunk gives: leaves of the result, the dim of each that the chunks are joined along (None: not joined), and
@@ -143,7 +144,7 @@ def map_chunks(
     return results
 
 
-def join_chunks(call: Call, results: list[Result]) -> Any:
+def join_chunks(call: Call, results: list[Result], given: list) -> Any:
     """One result from those of the chunks; what is not joined is taken from the first."""
     leaves, dims, spec = results[0]
     if len(results) == 1:
@@ -153,13 +154,12 @@ def join_chunks(call: Call, results: list[Result]) -> Any:
             raise TransformError(
                 at_user_line(f"{call}: the chunks return different structures: {spec} and {other}", "chunk_size=None")
             )
-    joined = [
-        leaf
-        if dim is None or not isinstance(leaf, Tensor)
-        else torch.cat([chunk[0][position] for chunk in results], dim)
-        for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
-    ]
-    return unflatten(joined, spec)
+    for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+        if isinstance(dim, str):
+            leaves[position] = joined([chunk[0][position] for chunk in results], dim, given)
+        elif dim is not None and isinstance(leaf, Tensor):
+            leaves[position] = torch.cat([chunk[0][position] for chunk in results], dim)
+    return unflatten(leaves, spec)
 
 
 class _Auto:

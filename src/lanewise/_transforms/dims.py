@@ -8,6 +8,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.trees import PrefixMismatch, Spec, children_of, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
+from lanewise._transforms.ragged import is_jagged
 from lanewise.errors import ArgumentError, DimensionError, TransformError, at_user_line
 
 
@@ -45,11 +46,11 @@ def check_in_dims(call: Call, in_dims: Any, axis_size: Any) -> None:
 
 
 def check_out_dims(call: Call, out_dims: Any) -> None:
-    """Raise unless `out_dims` is made of ints and None."""
+    """Raise unless `out_dims` is made of ints, None, "list" and "jagged"."""
     if type(out_dims) is int or out_dims is None:
         return
     for name, entry in zip(leaf_names(out_dims, "out_dims"), flatten(out_dims)[0], strict=True):
-        if entry is not None and not isinstance(entry, int):
+        if entry is not None and not isinstance(entry, int) and entry not in ("list", "jagged"):
             raise ArgumentError(
                 at_user_line(
                     f"{call}: `out_dims` must be an int, None or a python collection of ints representing where in the "
@@ -86,7 +87,9 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         if leaf is None:
             dims[position] = None
             continue
-        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or leaf.is_nested or not leaf.dim():
+        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or not leaf.dim():
+            raise _not_mappable(call, prefix, position)
+        if leaf.is_nested and not (is_jagged(leaf) and dim in (0, -leaf.dim())):
             raise _not_mappable(call, prefix, position)
         if not -leaf.dim() <= dim < leaf.dim():
             raise _not_mappable(call, prefix, position)
@@ -176,9 +179,9 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
     if leaf.is_nested:
         return TransformError(
             at_user_line(
-                f"{call}: {name} is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its rows "
-                "differ in shape, so they cannot be lanes",
-                f"[{call.name}(row) for row in {name}.unbind()]  # or pad the rows to one shape, with a mask",
+                f"{call}: {name} is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its "
+                "components are lanes where its layout is torch.jagged, along dim 0",
+                f"vmap({call.name})(torch.nested.as_nested_tensor({name}.unbind(), layout=torch.jagged))",
             )
         )
     return ArgumentError(

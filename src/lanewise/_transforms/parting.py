@@ -26,7 +26,12 @@ runner = _Runner()
 
 
 def code_of(func: Any) -> Any:
-    """What stands for a function among those whose lanes parted: closures and methods by their code."""
+    """What stands for a function among those whose lanes parted: closures and methods by their code.
+
+    For a transform of a function that function does: all transforms of one kind have the same code.
+    """
+    while hasattr(func, "__wrapped__"):
+        func = func.__wrapped__
     if isinstance(func, functools.partial):
         return code_of(func.func)
     if isinstance(func, torch.nn.Module):
@@ -46,4 +51,3 @@ def start_again(level: BatchLevel, code: Any, disagreement: Disagreement) -> Non
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
     parted.add(code)
-

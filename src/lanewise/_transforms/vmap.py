@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.lanes import Disagreement, machine
-from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names, unflatten
+from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
 from lanewise._transforms.chunks import Generators, check_chunk_options, join_chunks, map_chunks
@@ -25,6 +25,7 @@ from lanewise._transforms.dims import (
     returned_lanes,
 )
 from lanewise._transforms.parting import code_of, parted, parts, runner, start_again
+from lanewise._transforms.ragged import Apart, Ragged, is_jagged, result, taken_apart
 
 
 def vmap(
@@ -47,8 +48,11 @@ def vmap(
         in_dims: Where the lanes are: an int for all positional arguments, or a tuple, one entry for each; an entry may
             follow the structure of its argument. None: the argument is the same for all lanes, and reaches `func` as
             the very object you passed. A dict by names of parameters maps keyword arguments too; a name left out counts
-            as None. An argument that is None is passed on.
-        out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes.
+            as None. An argument that is None is passed on. The components of a nested tensor of jagged layout are lanes
+            along dim 0.
+        out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes. "list": a
+            list with one result for each lane, of any shape. "jagged": a nested tensor of jagged layout, from results
+            `[n_i, *S]` that differ in the first dim.
         randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations. The
             numbers drawn from a device's default generator do not depend on `chunk_size`.
         chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
@@ -144,7 +148,7 @@ def vmap(
             leaves=leaves,
             estimates=estimates,
         )
-        return join_chunks(call, results)
+        return join_chunks(call, results, leaves)
 
     return mapped
 
@@ -198,7 +202,7 @@ def run_lanes(
     """Run the function for the lanes `start ... start + length` out of `total`."""
     start, length, total = place
     code = code_of(call.func)
-    if not parts(code):
+    if not parts(code) and not any(dim is not None and is_jagged(leaf) for leaf, dim in zip(leaves, dims)):
         lanes = list(leaves)
         level = BatchLevel(length, randomness, total, start)
         generators = None if randomness == "error" else Generators()
@@ -239,17 +243,22 @@ def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable, given: Seq
     except PrefixMismatch as mismatch:
         raise out_dims_mismatch(func, out_dims, flatten(out)[1], mismatch) from None
     for position, (leaf, dim) in enumerate(zip(leaves, dims)):
-        value = leave_leaf(level, leaf, dim, (func, out, position))
+        value = leave_leaf(level, leaf, dim, (func, spec, position), given)
         alias = dim is not None and isinstance(value, Tensor) and id(value) in own
         leaves[position] = value.view_as(value) if alias else value
     return leaves, dims, spec
 
 
-def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, place: tuple[Callable, Any, int]) -> Any:
+def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Spec, int], given: Sequence = ()) -> Any:
     """One leaf of a result: lanes moved to `dim`, or the leaf as it is where it is no tensor.
 
-    `place` says whose result it is, and which leaf of it, for messages.
+    `place` says whose result it is, and which leaf of it, for messages; `given` are the leaves of the arguments.
     """
+    if isinstance(dim, str):
+        leaf = taken_apart(level, leaf, dim, output_name(place))
+        if type(leaf) in (Apart, Ragged):
+            return result(leaf, output_name(place), given)
+        dim = 0
     if not isinstance(leaf, Tensor):
         attribute = lanes_in_object(level, leaf)
         if attribute is not None:
@@ -272,7 +281,7 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: int | None, place: tuple[Calla
     return value.movedim(0, dim)
 
 
-def output_name(place: tuple[Callable, Any, int]) -> str:
+def output_name(place: tuple[Callable, Spec, int]) -> str:
     """A leaf of a result as messages name it: `output['loss']`."""
-    _, out, position = place
-    return leaf_names(out, "output")[position]
+    _, spec, position = place
+    return spec_names(spec, "output")[position]
