@@ -8,15 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, strided
-from torch.library import Library, register_torch_dispatch
 
-from lanewise._core.batch import HOT, BatchTensor, begin_again
+from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
-from lanewise._core.lanes import BeginAgain
-from lanewise._core.lanes import BeginAgain
-from lanewise._core.plane import interpret, map_tensors, sync
+from lanewise._core.level import standing_level
+from lanewise._core.plane import map_tensors, sync
 from lanewise._core.rules import Rule
-from lanewise._torch_compat import OpOverload, is_any_autocast_enabled, make_wrapper, never_compile
+from lanewise._torch_compat import (
+    OUTSIDE_KEY,
+    OpOverload,
+    include_key,
+    is_any_autocast_enabled,
+    make_wrapper,
+    never_compile,
+    tls_is_included,
+)
 from lanewise._torch_compat import forward_ad as _native
 
 
@@ -42,7 +48,9 @@ def pointwise_path(call: Callable) -> Callable:
             return _captured_first(call, args)
         level = x.level
         home = x.home
-        if not x.mapped or home is not level.lanes:
+        if not x.mapped:
+            return _uniform_first(call, args)
+        if home is not level.lanes:
             return NotImplemented
         value = x.value
         direct = inert(value)
@@ -51,10 +59,11 @@ def pointwise_path(call: Callable) -> Callable:
         else:
             y = args[1]
             if type(y) is BatchTensor:
-                if y.level is not level or not y.mapped or y.home is not home:
+                if y.level is not level or (y.home is not home if y.mapped else y.origin is not None):
                     return NotImplemented
+                lower = not y.mapped
                 y = y.value
-                if y.dtype is not value.dtype or y.dim() != value.dim():
+                if y.dtype is not value.dtype or (y.dim() >= value.dim() if lower else y.dim() != value.dim()):
                     return NotImplemented
                 direct = direct and inert(y)
             elif type(y) is Tensor:
@@ -73,6 +82,22 @@ def pointwise_path(call: Callable) -> Callable:
         return wrapper
 
     return run
+
+
+def _uniform_first(call: Callable, args: Any) -> Any:
+    """The first operand is the same in all lanes."""
+    if len(args) != 2:
+        return NotImplemented
+    x, y = args
+    level = x.level
+    if type(y) is not BatchTensor or not y.mapped or y.level is not level or y.home is not level.lanes:
+        return NotImplemented
+    value, other = x.value, y.value
+    if x.origin is not None or value.dtype is not other.dtype or value.dim() >= other.dim():
+        return NotImplemented
+    if inert(value) and inert(other):
+        return level.wrap(call(value, other))
+    return level.wrap(level.below(call, value, other))
 
 
 def _captured_first(call: Callable, args: Any) -> Any:
@@ -181,30 +206,3 @@ def operands_path(rule: Rule) -> Callable:
         return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
 
     return run
-
-
-# The rules of each namespace stay registered for as long as its library object lives.
-_libraries: dict[str, Library] = {}
-
-
-def route(op: OpOverload, path: Callable) -> None:
-    """Let the operation take `path` first when it meets a tensor with lanes.
-
-    torch looks for a rule of the operation before it calls `__torch_dispatch__`: the path is found without a second
-    look, 0.3 us sooner.
-    """
-    HOT[op] = path
-
-    def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        try:
-            out = path(args, kwargs)
-            return interpret(func, args, kwargs) if out is NotImplemented else out
-        except BeginAgain as again:
-            return begin_again(again, func, args, kwargs)
-
-    never_compile(enter)
-    namespace = op.namespace
-    library = _libraries.get(namespace)
-    if library is None:
-        library = _libraries[namespace] = Library(namespace, "FRAGMENT")
-    register_torch_dispatch(op.name(), BatchTensor, enter, lib=library)

@@ -27,10 +27,18 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
     for op in overloads(*ops):
         rule = Rule(op, make(op), family, **flags)
         BATCH_RULES.add(op, rule)
-        if rule.single:
+        if family == "pointwise" and _takes_one_or_two(op):
+            HOT[op] = write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op))
+        elif rule.single:
             HOT[op] = single_path(rule)
         elif rule.plain:
             HOT[op] = operands_path(rule)
+
+
+def _takes_one_or_two(op: OpOverload) -> bool:
+    """Whether a pointwise operation has a path for one or two operands and one result."""
+    schema = op._schema
+    return str(schema.arguments[0].type) == "Tensor" and len(schema.returns) == 1
 
 
 # --- pointwise -------------------------------------------------------------------------------------------------------
@@ -39,10 +47,6 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
 def pointwise(*ops: OpOverload) -> None:
     """Each element of the result depends on one element of each (broadcast) operand."""
     _register(ops, "pointwise", _pointwise)
-    for op in overloads(*ops):
-        schema = op._schema
-        if str(schema.arguments[0].type) == "Tensor" and len(schema.returns) == 1:
-            HOT[op] = write_path(op._op) if schema.is_mutable else pointwise_path(fast_binding(op))
 
 
 def _pointwise(op: OpOverload) -> Any:
