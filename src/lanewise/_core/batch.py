@@ -27,14 +27,11 @@ from lanewise._core.plane import (
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
-    OUTSIDE_KEY,
     OpOverload,
     dispatch_mode_count,
     forbid_data_pointer,
-    include_key,
     is_any_autocast_enabled,
     make_wrapper,
-    tls_is_included,
 )
 from lanewise._torch_compat import forward_ad as _native
 from lanewise.errors import CapturedWriteError, at_user_line
@@ -52,7 +49,7 @@ def lazy(value: Tensor) -> bool:
     return value.is_conj() or value.is_neg()
 
 
-def _is_here(args: tuple) -> bool:
+def is_here(args: tuple) -> bool:
     """Whether an operand is of the plane that the operation was called on."""
     here = standing_level()
     for arg in args:
@@ -82,20 +79,6 @@ class BatchTensor(Plane):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         try:
-            hot = HOT.get(func)
-            if hot is not None:
-                if not tls_is_included(OUTSIDE_KEY):
-                    out = hot(args, kwargs or _NO_KWARGS)
-                elif getattr(args[0], "level", None) is standing_level() or _is_here(args):
-                    include_key(OUTSIDE_KEY, False)
-                    try:
-                        out = hot(args, kwargs or _NO_KWARGS)
-                    finally:
-                        include_key(OUTSIDE_KEY, True)
-                else:
-                    out = NotImplemented
-                if out is not NotImplemented:
-                    return out
             return interpret(func, args, kwargs or _NO_KWARGS)
         except BeginAgain as again:
             return begin_again(again, func, args, kwargs or _NO_KWARGS)
