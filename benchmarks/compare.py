@@ -5,13 +5,15 @@ import math
 import torch
 from torch import Tensor
 
+from benchmarks.measure import Part
 from benchmarks.workload import OWN, Peers
 
 
 def compare(peers: Peers, tolerance: float) -> tuple[dict[str, float], dict[str, str]]:
     """Run every peer once and return its difference from Lanewise's result, and notes on peers that cannot do the work.
 
-    A peer that raises is removed from `peers`; one that differs by more than the tolerance is an error.
+    A peer that raises is removed from `peers`; one that differs by more than the tolerance is an error. A `Part`
+    is compared with the first rows of the result.
     """
     own = leaves(peers[OWN]())
     differences: dict[str, float] = {}
@@ -25,7 +27,8 @@ def compare(peers: Peers, tolerance: float) -> tuple[dict[str, float], dict[str,
             continue
         if len(own) != len(other):
             raise AssertionError(f"{name} returns {len(other)} arrays, {OWN} {len(own)}")
-        differences[name] = max((difference(a, b) for a, b in zip(own, other)), default=math.nan)
+        pairs = [(a[: len(b)] if isinstance(peers[name], Part) else a, b) for a, b in zip(own, other)]
+        differences[name] = max((difference(a, b) for a, b in pairs), default=math.nan)
         if not differences[name] <= tolerance:
             raise AssertionError(f"{name} differs from {OWN} by {differences[name]:.1e}")
     return differences, notes

@@ -17,11 +17,15 @@ Peers = dict[str, Call]
 
 @dataclass(frozen=True)
 class Target:
-    """The least ratio of the peer's time to Lanewise's, and the largest of Lanewise's peak memory to the peer's."""
+    """The least ratio of the peer's time to Lanewise's, and the largest of Lanewise's peak memory to the peer's.
+
+    `batched` is the least ratio of the time of the work written by hand for a batch, where that is a target besides.
+    """
 
     speed: float
     peer: str = TORCH_FUNC
     memory: float | None = None
+    batched: float | None = None
 
 
 @dataclass(frozen=True)
