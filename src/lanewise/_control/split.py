@@ -12,7 +12,7 @@ from lanewise._control.convert import converted
 from lanewise._control.results import apart, put_together
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.joins import settle
-from lanewise._core.journal import Journal
+from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart
 from lanewise._core.level import current_level, on_plane
@@ -57,6 +57,7 @@ def run_apart(
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec)
                 join = partial(put_together, out_dims=out_dims)
                 out = boundary(level, thunk, join, structured=func is not None)
+                _give_back(level, leaves, dims, lanes, place)
                 return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
         except Restart as restart:
             if restart.level is not level:
@@ -130,6 +131,17 @@ def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
         rows = outer.here(rows)
     value = outer.below(_all_pairs, outer.physical(rows), outer.mapped(rows), lanes_of(outer).size)
     return level.wrap(value)
+
+
+def _give_back(level: LaneLevel, leaves: list, dims: list, lanes: list, place: tuple[int, int, int]) -> None:
+    """Write to the arguments what was written to lanes that had to be copied, for all pairs with those around."""
+    if level.outer is None or not level.journal.copies:
+        return
+    for leaf, dim, lane in zip(leaves, dims, lanes, strict=True):
+        if dim is not None and memory(lane.value) in level.journal.copies:
+            rows = lane_rows(leaf, dim, place)
+            if memory(rows) != memory(lane.value):
+                rows.copy_(level.lowered(lane)[0])
 
 
 def _all_pairs(value: Tensor, mapped: bool, outer: int) -> Tensor:

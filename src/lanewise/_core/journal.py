@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.lanes import Lanes
+from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, detached, tracked
 from lanewise.errors import TransformError, at_user_line
 
@@ -16,6 +17,8 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None) -> None:
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
+    if home is not None:
+        level.writes += 1
     if type(journal) is list:
         journal = level.journal = Journal([given for given in journal if isinstance(given, Tensor)])
     journal.keep(level, value, home)
@@ -80,7 +83,9 @@ class Journal:
             elif home is self.base:
                 level.below(_restore_rows, value, copy, rows)
             else:
-                level.below(_restore_rows, value, copy, self.base.positions(home).index_select(0, rows))
+                with on_plane(None):
+                    places = self.base.positions(home).index_select(0, rows)
+                level.below(_restore_rows, value, copy, places)
 
 
 def memory(value: Tensor) -> int:

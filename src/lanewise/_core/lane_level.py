@@ -26,11 +26,12 @@ class LaneLevel(BatchLevel):
     derivative is infinite.
 
     Attributes:
+        writes: Number of writes in place so far.
         root: All lanes.
         outer: The level of the `vmap` around this one whose lanes are part of the root's pairs, or None.
     """
 
-    __slots__ = ("root", "outer", "_own_size", "_lanes", "_whole")
+    __slots__ = ("root", "outer", "writes", "_own_size", "_lanes", "_whole")
     _lanes: Lanes
 
     def __init__(
@@ -42,6 +43,7 @@ class LaneLevel(BatchLevel):
         outer: BatchLevel | None = None,
     ) -> None:
         super().__init__(size, randomness, total, start)
+        self.writes = 0
         self._own_size = size
         self.outer = outer
         if outer is None:
@@ -146,7 +148,8 @@ class LaneLevel(BatchLevel):
         if home is lanes and tensor.level is self:
             return tensor
         kept = getattr(tensor, "gathered", None)
-        version = -1 if tensor.value.is_inference() else tensor.value._version
+        # A write through a view need not change the version of what it is a view of: any write counts.
+        version = (self.writes, 0 if tensor.value.is_inference() else tensor.value._version)
         if kept is not None and kept[0] is lanes and kept[1] == version:
             return kept[2]
         if lanes.within(home):

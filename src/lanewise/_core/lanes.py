@@ -48,21 +48,23 @@ class Lanes:
         """Where the lanes are in an ancestor `[size]`."""
         found = self._positions.get(ancestor)
         if found is None:
-            chain: list[Lanes] = []
-            node = self
-            while node is not ancestor and ancestor not in node._positions:
-                chain.append(node)
-                assert node.parent is not None, "not an ancestor"
-                node = node.parent
-            found = node._positions.get(ancestor)
-            for node in reversed(chain):
-                assert node.index is not None
-                found = node.index if found is None else found.index_select(0, node.index)
-                node._positions[ancestor] = found
-            if found is None:
-                with on_plane(None):
-                    found = torch.arange(self.size)
+            with on_plane(None):
+                found = self._find(ancestor)
         return found
+
+    def _find(self, ancestor: "Lanes") -> Tensor:
+        chain: list[Lanes] = []
+        node = self
+        while node is not ancestor and ancestor not in node._positions:
+            chain.append(node)
+            assert node.parent is not None, "not an ancestor"
+            node = node.parent
+        found = node._positions.get(ancestor)
+        for node in reversed(chain):
+            assert node.index is not None
+            found = node.index if found is None else found.index_select(0, node.index)
+            node._positions[ancestor] = found
+        return torch.arange(self.size) if found is None else found
 
     def inverse(self, ancestor: "Lanes") -> Tensor:
         """Where the lanes of an ancestor are here `[ancestor.size]`, -1 for those that are not."""
@@ -117,8 +119,8 @@ class Target:
 
 def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
     """The set that disjoint `pieces` of `base` make together."""
-    places = torch.cat([piece.positions(base) for piece in pieces])
     with on_plane(None):
+        places = torch.cat([piece.positions(base) for piece in pieces])
         inverse = torch.full((base.size,), -1, device=places.device)
         inverse[places] = torch.arange(places.shape[0], device=places.device)
         if places.shape[0] == base.size:
