@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
+from lanewise._core.layouts import run_with_layouts
 from lanewise._core.level import Level, standing_level
 from lanewise._core.missing import find_rule
 from lanewise._core.plane import (
@@ -206,6 +207,8 @@ class BatchLevel(Level):
                 if not operand.mapped:
                     return self._interpret_uniform(rule, func, args, kwargs, operands)
                 operand = operand.value
+            elif operand.layout is not torch.strided:
+                return run_with_layouts(self, func, args, kwargs)
             if direct and (type(operand) is not Tensor or operand.requires_grad or not operand.is_cpu or lazy(operand)):
                 direct = False
         return self._run(rule, func, args, kwargs, direct)
@@ -261,6 +264,9 @@ class BatchLevel(Level):
         if rule.raw:
             return self._run(rule, func, args, kwargs, False)
         if random or any(self.mapped(operand) for operand in operands):
+            if any(operand.layout is not torch.strided for operand in operands):
+                args, kwargs = replace_tensors(lambda t: t if self.mapped(t) else self.physical(t), args, kwargs)
+                return run_with_layouts(self, func, args, kwargs)
             written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
             args, kwargs = replace_tensors(
                 lambda t: t.value if self.owns(t) and not t.mapped and not any(t is w for w in written) else t,

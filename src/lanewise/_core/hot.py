@@ -69,7 +69,7 @@ def pointwise_path(call: Callable) -> Callable:
                     return NotImplemented
                 direct = direct and inert(y)
             elif type(y) is Tensor:
-                if y.dtype is not value.dtype or y.dim() >= value.dim():
+                if y.dtype is not value.dtype or y.dim() >= value.dim() or y.layout is not strided:
                     return NotImplemented
                 direct = direct and inert(y)
             elif isinstance(y, Tensor):
@@ -109,7 +109,7 @@ def _captured_first(call: Callable, args: Any) -> Any:
     if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or y.home is not y.level.lanes:
         return NotImplemented
     value = y.value
-    if x.dtype is not value.dtype or x.dim() >= value.dim():
+    if x.dtype is not value.dtype or x.dim() >= value.dim() or x.layout is not strided:
         return NotImplemented
     if inert(x) and inert(value):
         return y.level.wrap(call(x, value))
@@ -190,6 +190,8 @@ def operands_path(rule: Rule) -> Callable:
                     uniform = True
                 value = arg.value
             elif kind is Tensor:
+                if arg.layout is not strided:
+                    return NotImplemented
                 value = arg
             elif isinstance(arg, Tensor):
                 return NotImplemented

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BATCH_RULES, HOT, BatchLevel, BatchTensor
-from lanewise._core.hot import operands_path, pointwise_path, single_path, write_path
+from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
+from lanewise._core.hot import operands_path, pointwise_path, route, single_path, write_path
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rules import Rule, overloads
@@ -28,11 +28,11 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         rule = Rule(op, make(op), family, **flags)
         BATCH_RULES.add(op, rule)
         if family == "pointwise" and _takes_one_or_two(op):
-            HOT[op] = write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op))
+            route(op, write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op)))
         elif rule.single:
-            HOT[op] = single_path(rule)
+            route(op, single_path(rule))
         elif rule.plain:
-            HOT[op] = operands_path(rule)
+            route(op, operands_path(rule))
 
 
 def _takes_one_or_two(op: OpOverload) -> bool:
