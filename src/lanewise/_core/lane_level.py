@@ -9,9 +9,16 @@ from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.journal import keep
 from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine
 from lanewise._core.level import ENDED, Level, on_plane
-from lanewise._core.plane import argument, lift, map_tensors, recorded, replace_tensors, written_arguments
+from lanewise._core.plane import argument, lift, map_tensors, recorded, replace_tensors, tensors_of, written_arguments
 from lanewise._core.random import is_random
-from lanewise._torch_compat import OpOverload, current_graph_task_id, is_grad_enabled, make_wrapper
+from lanewise._torch_compat import (
+    OUTSIDE_KEY,
+    OpOverload,
+    current_graph_task_id,
+    include_key,
+    is_grad_enabled,
+    make_wrapper,
+)
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -308,7 +315,17 @@ class LaneLevel(BatchLevel):
     # --- random numbers --------------------------------------------------------------------------------------------
 
     def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
-        """A tensor made from no lane values; random numbers as in `_draw`."""
+        """A tensor made from no lane values; random numbers as in `_draw`.
+
+        Lanes of the `vmap` around whose pairs run here are lane values.
+        """
+        operands = tensors_of(args, kwargs) if self.outer is not None else []
+        if any(type(operand) is BatchTensor and self.covers(operand.level) for operand in operands):
+            include_key(OUTSIDE_KEY, False)
+            try:
+                return self.interpret(op, args, kwargs, operands)
+            finally:
+                include_key(OUTSIDE_KEY, True)
         running = self._lanes
         if is_random(op):
             self.lanes = self._drawing_base()
