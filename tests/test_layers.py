@@ -10,12 +10,12 @@ PACKAGE = Path(__file__).parents[1] / "src" / "lanewise"
 
 # From the bottom up. A module may import its own layer and those before it; the longest matching name counts.
 LAYERS = [
-    ["lanewise._torch_compat", "lanewise.errors"],
+    ["lanewise._gaps", "lanewise._torch_compat", "lanewise.errors"],
     ["lanewise._core"],
     ["lanewise._rules"],
     ["lanewise._transforms"],
-    ["lanewise._control", "lanewise._jit", "lanewise.nn", "lanewise.random"],
-    ["lanewise.explain", "lanewise.testing"],
+    ["lanewise._control", "lanewise._jit", "lanewise.debug", "lanewise.nn", "lanewise.random"],
+    ["lanewise.coverage", "lanewise.explain", "lanewise.testing"],
     ["lanewise"],
     ["lanewise.demo"],
 ]

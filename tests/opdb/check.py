@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lanewise
 from lanewise._core.missing import lane_loops
+from lanewise._gaps import REFUSALS
 
-from .known_gaps import REFUSALS
 from .samples import MAX_LANES, OPS, UNINITIALISED, LaneSample, choose_dtype, lane_samples
 
 Tensors = tuple[torch.Tensor, ...]
@@ -57,7 +57,7 @@ class Outcome:
     worst: float = 0.0
     checked: int = 0
     failed: int = 0
-    refused: int = 0  # layouts that are refused on purpose (known_gaps.REFUSALS)
+    refused: int = 0  # layouts that are refused on purpose (lanewise._gaps.REFUSALS)
     slow: list[str] = field(default_factory=list)  # ops that went through the loop over lanes
 
     def to_dict(self) -> dict:

@@ -18,7 +18,7 @@ One line per op and composition:
     crash   lu_unpack         vmap       SIGSEGV
     none    argmax            vmap_grad  nothing to check (not differentiable, random, or plain torch fails)
 
-`gap` instead of `error` marks what tests/opdb/known_gaps.py names; `fixed` a known gap that is none any more.
+`gap` instead of `error` marks what `lanewise._gaps` names; `fixed` a known gap that is none any more.
 Ops run in child processes that answer after each op, so a crash or a hang is the fault of one op and the rest goes on.
 """
 
@@ -40,8 +40,9 @@ from pathlib import Path
 
 import torch
 
+from lanewise._gaps import gap_reason
+
 from .check import COMPOSITIONS, MAIN, Outcome, check
-from .known_gaps import gap_reason
 from .samples import OPS
 
 GOOD = ("ok", "slow", "none", "gap")

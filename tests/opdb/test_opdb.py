@@ -9,8 +9,9 @@ import os
 
 import pytest
 
+from lanewise._gaps import KNOWN_GAPS
+
 from .check import COMPOSITIONS, MAIN
-from .known_gaps import KNOWN_GAPS
 from .samples import OPS
 from .sweep import GOOD, chosen, line, sweep, verdict
 

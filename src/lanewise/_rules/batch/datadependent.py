@@ -233,12 +233,17 @@ def _tensor_split(x: Tensor, indices: Tensor, dim: int = 0) -> list[Tensor]:
 route(aten.tensor_split.tensor_indices_or_sections, _tensor_split)
 
 for _op in (
+    aten._nnz.default,
+    aten._sparse_mask_projection.default,
+    aten._sparse_mm_reduce_impl.default,
+    aten._sparse_mm_reduce_impl_backward.default,
     aten._to_sparse.default,
     aten._to_sparse.sparse_dim,
     aten._to_sparse_bsc.default,
     aten._to_sparse_bsr.default,
     aten._to_sparse_csc.default,
     aten._to_sparse_csr.default,
+    aten.is_coalesced.default,
     aten.sparse_mask.default,
     aten.sparse_sampled_addmm.default,
 ):

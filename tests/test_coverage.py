@@ -1,0 +1,32 @@
+"""The report of `python -m lanewise.coverage`, and the bounds that it is to keep."""
+
+from lanewise._gaps import KNOWN_GAPS
+from lanewise.coverage import census, lane_loops, main, rule_class
+
+# The most operations that may run once per lane; the docs list them.
+MOST_LANE_LOOPS = 15
+
+
+def test_few_operations_run_once_per_lane():
+    assert len(lane_loops()) <= MOST_LANE_LOOPS
+
+
+def test_the_census_is_of_this_torch():
+    assert len(census()) > 700
+
+
+def test_every_operation_has_a_class():
+    assert [str(op) for op in census() if not rule_class(op)] == []
+
+
+def test_report(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert f"{len(lane_loops())} run once per lane, with a warning:" in text
+    assert all(name in text for name in KNOWN_GAPS)
+
+
+def test_one_operation(capsys):
+    assert main(["aten.sum.dim_IntList"]) == 0
+    assert "along dims" in capsys.readouterr().out
+    assert main(["no such operation"]) == 1
