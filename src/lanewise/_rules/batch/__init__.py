@@ -24,6 +24,7 @@ from lanewise._rules.batch import (  # noqa: F401
     sampling,
     shapes,
     sorting,
+    sparse,
     views,
 )
 

@@ -1,0 +1,78 @@
+"""Operands that are not strided: captured sparse tensors, which few operations on lanes take."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, tensors_of
+from lanewise._torch_compat import OpOverload
+from lanewise.errors import TransformError, at_user_line
+
+# `rule(level, *args, **kwargs)` by overload, on logical operands; runs in the plane below, results are wrapped.
+LAYOUT_RULES: dict[OpOverload, Callable[..., Any]] = {}
+
+
+def run_with_layouts(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """An operation on lanes and a tensor without strides."""
+    rule = LAYOUT_RULES.get(func)
+    if rule is None:
+        raise _no_rule(func, args, kwargs)
+
+    def run() -> Any:
+        own_args, own_kwargs = replace_tensors(_of_plain_parts, args, kwargs)
+        return rule(level, *own_args, **own_kwargs)
+
+    return map_tensors(level.wrap, level.below(run))
+
+
+def _of_plain_parts(tensor: Tensor) -> Tensor:
+    """A sparse tensor that a kernel has made inside a transform: its indices and values are those of the plane below.
+
+    They are wrappers, the same in all lanes, since the kernel made them where the tensors of its own belong to a plane.
+    """
+    if tensor.layout is torch.sparse_coo:
+        indices, values = tensor._indices(), tensor._values()
+        if isinstance(indices, Plane) or isinstance(values, Plane):
+            parts = _plain(indices), _plain(values)
+            return torch.sparse_coo_tensor(
+                *parts, tensor.shape, is_coalesced=tensor.is_coalesced(), check_invariants=False
+            )
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_csc):
+        by_row = tensor.layout is torch.sparse_csr
+        starts, places = (
+            (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
+        )
+        parts = starts, places, tensor.values()
+        if any(isinstance(part, Plane) for part in parts):
+            starts, places, values = [_plain(part) for part in parts]
+            return torch.sparse_compressed_tensor(
+                starts, places, values, tensor.shape, layout=tensor.layout, check_invariants=False
+            )
+    return tensor
+
+
+def _plain(part: Tensor) -> Tensor:
+    while isinstance(part, Plane) and not part.level.lifted(part):
+        sync(part)
+        part = part.value
+    return part
+
+
+def layout_of(tensor: Tensor) -> str:
+    """A layout as messages name it: `sparse_csr`, `nested`."""
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").removeprefix("_")
+
+
+def _no_rule(func: OpOverload, args: tuple, kwargs: dict) -> TransformError:
+    operand = next(t for t in tensors_of(args, kwargs) if t.layout is not torch.strided)
+    taken = "" if operand.is_nested or operand.dim() != 2 else "; products with matrices and vectors take it"
+    shape = "" if operand.is_nested else f" {list(operand.shape)}"
+    return TransformError(
+        at_user_line(
+            f"vmap: {func}: a captured tensor of layout {layout_of(operand)}{shape} and a value that differs from lane "
+            f"to lane: the result would have lanes, and no strides to put them into{taken}",
+            "for part in nested.unbind(): ...  # one component at a time" if operand.is_nested else "sparse.to_dense()",
+        )
+    )

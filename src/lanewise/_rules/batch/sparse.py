@@ -1,0 +1,72 @@
+"""Products of captured sparse matrices with lanes: one product for all lanes, which are more columns, or rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.layouts import LAYOUT_RULES
+from lanewise._rules.batch.matmul import added, scaled
+from lanewise._torch_compat import OpOverload
+
+aten = torch.ops.aten
+
+
+def layout_rule(op: OpOverload) -> Callable[[Callable], Callable]:
+    """A rule for an operation where an operand without lanes is sparse."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        LAYOUT_RULES[op] = fn
+        return fn
+
+    return register
+
+
+@layout_rule(aten.mm.default)
+def mm(level: BatchLevel, a: Tensor, b: Tensor) -> Tensor:
+    """a [m, k] sparse and b [B, k, n], or a [B, m, k] and b [k, n] sparse -> [B, m, n]"""
+    if level.mapped(b):
+        right = b.value
+        lanes, inner, columns = right.shape
+        out = torch.mm(a, right.transpose(0, 1).reshape(inner, lanes * columns))
+        return out.view(a.shape[0], lanes, columns).transpose(0, 1).contiguous()
+    left = level.physical(a)
+    return torch.mm(left.reshape(-1, left.shape[2]), b).view(level.size, -1, b.shape[1])
+
+
+@layout_rule(aten.mv.default)
+def mv(level: BatchLevel, a: Tensor, v: Tensor) -> Tensor:
+    """a [m, k] sparse, v [B, k] -> [B, m]"""
+    return torch.mm(a, level.physical(v).t()).t().contiguous()
+
+
+def _addmm(level: BatchLevel, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """c [B, m, n] or what broadcasts to it, a and b as in mm, or neither with lanes -> [B, m, n]"""
+    product = mm(level, a, b) if level.mapped(a) or level.mapped(b) else torch.mm(a, b)
+    bias = level.physical(c)
+    if level.mapped(c):
+        bias = bias.reshape(level.size, *[1] * (2 - c.dim()), *c.shape)
+    return added(bias, scaled(product, alpha), beta)
+
+
+for _op in (aten.addmm.default, aten._sparse_addmm.default):
+    layout_rule(_op)(_addmm)
+
+
+@layout_rule(aten.add.Tensor)
+def add(level: BatchLevel, x: Tensor, y: Tensor, *, alpha: Any = 1) -> Tensor:
+    """x [B, *S] and y [*S] sparse -> [B, *S]; the other way round is refused, as without lanes"""
+    if not level.mapped(x):
+        return torch.add(x, level.physical(y)[0], alpha=alpha)
+    return torch.add(x.value, y.to_dense(), alpha=alpha)
+
+
+@layout_rule(aten.addmv.default)
+def addmv(level: BatchLevel, c: Tensor, a: Tensor, v: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """c [B, m] or [m], a [m, k] sparse, v [B, k] or [k] -> [B, m]"""
+    product = mv(level, a, v) if level.mapped(v) else torch.mv(a, v)
+    bias = level.physical(c)
+    bias = bias.unsqueeze(-1) if level.mapped(c) and c.dim() == 0 else bias
+    return added(bias, scaled(product, alpha), beta)
