@@ -143,6 +143,13 @@ current_graph_task_id = torch._C._current_graph_task_id
 # Which formula a running backward is in; without it, writing through a mask of lanes has no gradient for the values.
 current_autograd_node = torch._C._current_autograd_node
 
+
+def operand_shape(node: Any, position: int) -> Any:
+    """The shape of an operand of the operation that a node of the graph stands for; None if it needs no gradient."""
+    source, place = node.next_functions[position]
+    return None if source is None else source._input_metadata[place].shape
+
+
 # Makes a kernel that reads the memory of a wrapper raise instead of reading nowhere.
 forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import vmap
+from lanewise import grad, vmap
 from tests.rules.lanes import bools, check, distinct, ints, normal
 
 CASES = {
@@ -187,3 +187,13 @@ def test_a_number_of_a_lane_out_of_range():
     with pytest.raises(IndexError, match="too many indices"):
         vmap(lambda x, i: x[0, i])(xs, torch.tensor([0, 1, 2]))
     assert vmap(lambda i: int(torch.arange(3)[torch.tensor(1)]) * i)(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_gradients_of_values_written_through_masks_with_as_many_in_each_lane():
+    def f(x):
+        y = x * 1.0
+        y[x > 0] = x[x > 0] ** 2
+        return y.sum()
+
+    xs = torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, -1.0]])
+    assert torch.equal(vmap(grad(f))(xs), torch.stack([grad(f)(x) for x in xs]))

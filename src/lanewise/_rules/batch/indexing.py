@@ -14,7 +14,7 @@ from lanewise._core.plane import Plane
 from lanewise._rules.batch.datadependent import lane_positions
 from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_least_1d, common_shape, lane_numbers
-from lanewise._torch_compat import current_autograd_node
+from lanewise._torch_compat import current_autograd_node, operand_shape
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -275,6 +275,10 @@ def _cotangent_of_fill(level, x, indices):
     if mask is None:
         return None
     first = used[0]
+    values = operand_shape(node, 1)
+    rest = x.dim() - first - mask.dim()
+    if values is not None and len(values) > rest and values[-rest - 1] != 1:
+        return None
     where = _mask_over(level, x, first, mask)
     shape = (*x.shape[:first], mask.numel(), *x.shape[first + mask.dim() :])
     return torch.where(where, level.expanded(x), 0).reshape(level.size, *shape)
