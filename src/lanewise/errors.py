@@ -4,6 +4,7 @@ import linecache
 import os
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Sequence
 
@@ -137,3 +138,24 @@ def warn_at_user_line(warning: Warning) -> None:
         warnings.warn(warning, stacklevel=2)
     else:
         warnings.warn_explicit(warning, type(warning), where.filename, where.lineno or 0)
+
+
+def hide_own_frames(error: Exception) -> None:
+    """Leave the library's own frames out of an error's traceback, where it is not the library's own mistake.
+
+    Setting LANEWISE_FULL_TRACEBACKS in the environment keeps them.
+    """
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    own = [frame.tb_frame.f_code.co_filename.startswith(_PACKAGE) for frame in frames]
+    mistake = not own or (own[-1] and not isinstance(error, LanewiseError))
+    if mistake or all(own) or os.environ.get("LANEWISE_FULL_TRACEBACKS"):
+        return
+    kept = None
+    for frame, is_own in zip(reversed(frames), reversed(own)):
+        if not is_own:
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    error.__traceback__ = kept

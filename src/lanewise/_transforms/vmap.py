@@ -26,6 +26,7 @@ from lanewise._transforms.dims import (
 )
 from lanewise._transforms.parting import code_of, parted, parts, runner, start_again
 from lanewise._transforms.ragged import Apart, Ragged, is_jagged, result, taken_apart
+from lanewise.errors import hide_own_frames
 
 
 def vmap(
@@ -220,7 +221,11 @@ def run_lanes(
             start_again(level, code, disagreement)
             if generators is not None:
                 generators.reseat()
-    return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
+    try:
+        return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
 def lane_rows(leaf: Tensor, dim: int, place: tuple[int, int, int]) -> Tensor:
