@@ -35,7 +35,7 @@ def code_of(func: Any) -> Any:
     if isinstance(func, functools.partial):
         return code_of(func.func)
     if isinstance(func, torch.nn.Module):
-        return type(func).forward
+        return getattr(type(func), "forward", None) or type(func)  # a scripted module's class has none to give
     return getattr(func, "__code__", None) or id(func)
 
 

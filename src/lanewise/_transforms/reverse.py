@@ -13,7 +13,7 @@ from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.trees import LEAF, flatten, unflatten
-from lanewise._torch_compat import forward_level, is_grad_enabled, run_backward, set_grad_enabled
+from lanewise._torch_compat import forward_level, is_grad_enabled, peer_engine_active, run_backward, set_grad_enabled
 from lanewise._transforms.arguments import (
     Site,
     check_argnums,
@@ -24,6 +24,7 @@ from lanewise._transforms.arguments import (
     check_tensors,
     cotangent_mismatch,
     cotangents_mismatch,
+    refuse_peer,
     replace,
     select,
     split_aux,
@@ -79,6 +80,8 @@ def track(leaves: list, outer: bool, site: Site, argnums: int | tuple[int, ...] 
     try:
         return [tracked(leaf, outer) for leaf in leaves]
     except RuntimeError:
+        if peer_engine_active():
+            raise refuse_peer(site if isinstance(site, str) else site[0]) from None
         check_differentiable(leaves, site, argnums)
         raise
 

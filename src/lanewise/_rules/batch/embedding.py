@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
+from lanewise._core.factories import route
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import lane_rule
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -183,3 +185,34 @@ def embedding_bag_weights_backward(level, grad, weight, indices, offsets, bags, 
     else:
         rows = weight[indices]
     return (slopes * rows).sum(2)
+
+
+# --- one hot ---------------------------------------------------------------------------------------------------------
+
+
+def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """x [*S], int64 -> [*S, num_classes]. torch's own looks at the values of plain tensors only."""
+    if not isinstance(x, Plane):
+        return aten.one_hot(x, num_classes)
+    if x.dtype is not torch.int64:
+        raise TransformError(
+            at_user_line(
+                f"one_hot is only applicable to index tensor of type LongTensor, got {x.dtype}", "one_hot(x.long(), n)"
+            )
+        )
+    if num_classes == 0 or num_classes < -1 or (num_classes == -1 and not x.numel()):
+        raise TransformError(
+            at_user_line(
+                "one_hot: Class values must be smaller than num_classes, or there must be some to tell its number from: "
+                f"got num_classes={num_classes} and {x.numel()} class values",
+                "one_hot(x, num_classes=10)",
+            )
+        )
+    if num_classes == -1:
+        num_classes = int(x.max()) + 1
+    torch._assert_async((x >= 0).all(), "Class values must be non-negative.")
+    torch._assert_async((x < num_classes).all(), "Class values must be smaller than num_classes.")
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
+
+
+route(aten.one_hot.default, _one_hot)

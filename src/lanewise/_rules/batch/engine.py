@@ -51,3 +51,9 @@ def is_any_true(level: BatchLevel, x):
 
 # torch.distributions asks this of its parameters.
 decompose(aten._is_all_true.default, lambda x: x.all())
+
+
+@lane_rule(aten._assert_async.default, aten._assert_async.msg, raw=True)
+def assert_async(level: BatchLevel, x, *message):
+    """x [B] bool; an error where it does not hold in every lane"""
+    aten._assert_async.msg(level.physical(x).all(), *(message or ("Expected Tensor with all nonzero values",)))
