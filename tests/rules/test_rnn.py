@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lanewise import functional_call, stack_module_state, vmap
+from lanewise._rules.batch import rnn
 from tests.oracles import assert_same
 
 nn = torch.nn
@@ -87,6 +88,20 @@ def test_ensemble(name, dtype):
     f = per_sample(base)
     want = tuple(torch.stack(part) for part in zip(*[f(lane, x) for lane in lanes], strict=True))
     assert_same(vmap(f, in_dims=(0, None))(own, x), want, TOLERANCE[dtype])
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("name", [name for name in LAYERS if "lstm" in name])
+def test_large_layers_run_lane_by_lane(name, monkeypatch):
+    monkeypatch.setattr(rnn, "LARGE", 1)
+    monkeypatch.setattr(rnn, "_steps", None if "proj" not in name else rnn._steps)
+    models = [LAYERS[name]() for _ in range(3)]
+    params, _ = stack_module_state(models)
+    x = torch.randn(5, 2, 3)
+    with torch.no_grad():
+        got = vmap(lambda params, x: flat(functional_call(models[0], params, (x,))), in_dims=(0, None))(params, x)
+        want = tuple(torch.stack(part) for part in zip(*[flat(model(x)) for model in models], strict=True))
+    assert_same(got, want, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("lanes", [0, 1])

@@ -8,9 +8,11 @@ from lanewise._core.joins import part_by
 from lanewise._core.level import on_plane
 from lanewise._rules.batch.datadependent import differing_shapes
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._rules.batch.tracking import is_tracked
 
 aten = torch.ops.aten
 LSTM = 2  # torch's number for the mode of the fused layer
+LARGE = 256  # elements of a lane's state from which the fused layer for each lane beats plain operations for all
 
 
 def _steps(x, weights, h, c, reverse):
@@ -71,6 +73,13 @@ def fused_layer(
     weights = (w_input, w_hidden, b_input, b_hidden)
     workspace = level.physical(x).new_empty(lanes, 0, dtype=torch.uint8)
     if any(level.mapped(w) for w in weights) or lanes == 0:
+        operands = (x, *weights, h, c)
+        if images * hidden_size >= LARGE and lanes and not is_tracked(*(level.physical(t) for t in operands)):
+            options = (reverse, batch_sizes, mode, hidden_size, num_layers, has_biases, bidirectional, batch_first)
+            each = zip(*(level.expanded(t) for t in operands), strict=True)
+            rows = [aten.mkldnn_rnn_layer(*(t.contiguous() for t in lane), *options, train)[:3] for lane in each]
+            out, h_last, c_last = (torch.stack(parts) for parts in zip(*rows, strict=True))
+            return out, h_last, c_last, workspace
         inputs, own_weights, h_first, c_first = _layer_operands(level, x, weights, h, c, has_biases)
         steps = _steps(inputs, own_weights, h_first, c_first, reverse)
         *_, c_last, h_last = next(reversed(steps.values()))
