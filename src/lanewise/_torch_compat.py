@@ -16,6 +16,7 @@ import torch._ops
 import torch.autograd.forward_ad
 import torch.autograd.function
 import torch.autograd.graph
+import torch.multiprocessing.reductions
 import torch.nn.modules.batchnorm
 import torch.nn.modules.module
 import torch.nn.utils.parametrize
@@ -125,6 +126,9 @@ def enter_engine_through(run: Callable) -> None:
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
 
 
+# What torch.jit.trace records into, None where it does not run. Without it, a traced transform would be a constant.
+jit_tracing_state = torch._C._get_tracing_state
+
 # True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
@@ -204,6 +208,10 @@ def user_vmap_rule(op: Any) -> Callable | None:
 def preserve_version(*tensors: torch.Tensor) -> Any:
     """A context in which writes to these tensors count no new version. Without it: writes through `Tensor.data`."""
     return torch.autograd.grad_mode._unsafe_preserve_version_counter(tensors)
+
+
+# Says whether a piece of memory is still in use anywhere. Without it: it counts as in use until the transform ends.
+StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
 
 
 def has_module_hooks(module: torch.nn.Module) -> bool:

@@ -363,8 +363,11 @@ class Loop:
 
     def _join(self, exits: list[tuple[Lanes, list[Any]]], variables: dict) -> list[Any]:
         frame = self.frame
+        level: Any = frame.level
         if not frame.dead:
-            exits.append((frame.level.lanes, frame.state(self.names, variables)))  # type: ignore[union-attr]
+            exits.append((level.lanes, frame.state(self.names, variables)))
+        elif level.lanes is not EMPTY:
+            return frame.state(self.names, variables)  # all lanes at once are on their way out of the loop around
         return frame.join(self.base, [lanes for lanes, _ in exits], [state for _, state in exits], self.names)
 
 

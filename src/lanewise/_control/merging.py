@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.numbers import DTYPES, LaneNumber, kind_of
+from lanewise._core.aliases import Aliases
 from lanewise._core.joins import merge_tensors, narrow, on_home
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target
@@ -158,14 +159,19 @@ def _merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values
     first = tensors[0]
     if len(tensors) < len(values):
         values = [value if isinstance(value, Tensor) else _number_like(value, first) for value in values]
-    if is_grad_enabled() or not any(tracked(tensor) for tensor in tensors):
-        return merge_tensors(level, target, pieces, values)
     # What is recorded stays so, also where lanes come together within a `no_grad` block.
-    set_grad_enabled(True)
+    switched = not is_grad_enabled() and any(tracked(tensor) for tensor in tensors)
+    if switched:
+        set_grad_enabled(True)
     try:
-        return merge_tensors(level, target, pieces, values)
+        out = merge_tensors(level, target, pieces, values)
     finally:
-        set_grad_enabled(False)
+        if switched:
+            set_grad_enabled(False)
+    if level.aliases is None:
+        level.aliases = Aliases()
+    level.aliases.join(out, tensors)
+    return out
 
 
 def _number_like(value: Any, tensor: Tensor) -> Tensor:

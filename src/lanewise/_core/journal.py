@@ -19,6 +19,8 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None) -> None:
     journal = level.journal
     if home is not None:
         level.writes += 1
+        if level.aliases is not None:
+            level.aliases.check(level, memory(value))
     if type(journal) is list:
         journal = level.journal = Journal([given for given in journal if isinstance(given, Tensor)])
     journal.keep(level, value, home)

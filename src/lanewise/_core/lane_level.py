@@ -34,11 +34,12 @@ class LaneLevel(BatchLevel):
 
     Attributes:
         writes: Number of writes in place so far.
+        aliases: Tensors that stand for others in some lanes (aliases.py), None before there are any.
         root: All lanes.
         outer: The level of the `vmap` around this one whose lanes are part of the root's pairs, or None.
     """
 
-    __slots__ = ("root", "outer", "writes", "_own_size", "_lanes", "_whole")
+    __slots__ = ("root", "outer", "writes", "aliases", "_own_size", "_lanes", "_whole")
     _lanes: Lanes
 
     def __init__(
@@ -51,6 +52,7 @@ class LaneLevel(BatchLevel):
     ) -> None:
         super().__init__(size, randomness, total, start)
         self.writes = 0
+        self.aliases: Any = None
         self._own_size = size
         self.outer = outer
         if outer is None:
@@ -192,24 +194,30 @@ class LaneLevel(BatchLevel):
     def _cotangent_lanes(self, func: OpOverload, operands: list[Tensor]) -> Lanes:
         """Inside a backward pass: the lanes that an operation runs on, those that all of its operands have.
 
-        A sum runs on those that any of them has: a cotangent is zero in lanes that it does not have.
+        A sum runs on those that any of them has, and so does what puts cotangents side by side: a cotangent is zero in
+        lanes that it does not have, and one that is the same in all lanes has all that run.
         """
         found: Lanes | None = None
+        sums = func in _SUMS
         for operand in operands:
             if type(operand) is not BatchTensor or operand.level is not self or not operand.mapped:
+                if sums:
+                    found = self._lanes if found is None else self._union(found, self._lanes)
                 continue
             home = operand.home
             if found is None or found is home:
                 found = home
             elif home.within(found):
-                found = found if func in _SUMS else home
+                found = found if sums else home
             elif found.within(home):
-                found = home if func in _SUMS else found
+                found = home if sums else found
             else:
                 found = self._union(found, home)
         return self._lanes if found is None else found
 
     def _union(self, a: Lanes, b: Lanes) -> Lanes:
+        if a.within(b) or b.within(a):
+            return b if a.within(b) else a
         base = common_ancestor(a, b)
         with on_plane(None):
             mask = torch.zeros(base.size, dtype=torch.bool, device=a.positions(base).device)
@@ -337,11 +345,17 @@ class LaneLevel(BatchLevel):
     def _drawing_base(self) -> Lanes:
         """The lanes to draw for: where a call is run again for some lanes, each run draws for all, as the first did.
 
-        Numbers that decide which lanes run again would otherwise be drawn anew for these lanes only.
+        Numbers that decide which lanes run again would otherwise be drawn anew for these lanes only. Converted code
+        draws for the lanes of each branch by themselves, so it cannot be run again like that.
         """
         for boundary in reversed(machine.boundaries):
             if boundary.level is self:
-                return boundary.base if machine.level is not self else self._lanes
+                if machine.level is not self:
+                    return boundary.base
+                boundary.drew = True
+                if boundary.parted and self.randomness == "different":
+                    raise Restart(self)
+                break
         return self._lanes
 
     def _draw(self, base: Lanes, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -385,7 +399,7 @@ class LaneLevel(BatchLevel):
         return map_tensors(lambda t: back.get(id(t), t), out)
 
 
-_SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})
+_SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.cat.default, aten.stack.default})
 
 
 def home_of(tensor: BatchTensor) -> Lanes:
@@ -410,10 +424,10 @@ def partial(tensor: BatchTensor) -> bool:
 def completed(tensor: Any) -> Any:
     """A result of a backward pass, marked as zero in the lanes that it does not have."""
     part = tensor
-    while type(part) is not BatchTensor and hasattr(part, "value"):
+    while hasattr(part, "value"):
+        if type(part) is BatchTensor and isinstance(part.level, LaneLevel) and part.mapped:
+            part.cotangent = True
         part = part.value
-    if type(part) is BatchTensor and isinstance(part.level, LaneLevel) and part.mapped:
-        part.cotangent = True
     return tensor
 
 

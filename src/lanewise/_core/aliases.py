@@ -1,0 +1,60 @@
+"""Tensors that lanes came together in, while what some of these lanes had before lives on under another name.
+
+`c = a if x > 0 else b` gives those lanes the very tensor `a`; the merged one has memory of its own. A write to either
+would be missing in the other, so it makes the `vmap` start again and run the function as it was written.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.lanes import Restart
+from lanewise._core.plane import Plane
+from lanewise._torch_compat import StorageWeakRef
+
+# So many pieces of memory are known before those out of use are dropped.
+_MANY = 256
+
+
+class Aliases:
+    """Which memory stands for which other, by the address.
+
+    Attributes:
+        partners: For each address: whose memory it was, and the memory that holds the same value.
+    """
+
+    __slots__ = ("partners",)
+
+    def __init__(self) -> None:
+        self.partners: dict[int, tuple[StorageWeakRef, list[StorageWeakRef]]] = {}
+
+    def join(self, merged: Tensor, sources: list[Tensor]) -> None:
+        """`merged` holds the values of `sources` from now on."""
+        storages = {storage.data_ptr(): storage for storage in map(_storage, sources)}
+        refs = [StorageWeakRef(storage) for storage in storages.values()]
+        whole = _storage(merged)
+        own = StorageWeakRef(whole)
+        if len(self.partners) > _MANY:
+            self.partners = {place: pair for place, pair in self.partners.items() if not pair[0].expired()}
+        self.partners[whole.data_ptr()] = own, refs
+        for place, ref in zip(storages, refs):
+            known = self.partners.get(place)
+            if known is None or known[0].expired():
+                self.partners[place] = ref, [own]
+            else:
+                known[1].append(own)
+
+    def check(self, level: Any, place: int) -> None:
+        """Before a write to the memory at an address."""
+        known = self.partners.get(place)
+        if known is None or known[0].expired():
+            return
+        if any(not ref.expired() for ref in known[1]):
+            raise Restart(level)
+
+
+def _storage(value: Any) -> torch.UntypedStorage:
+    while isinstance(value, Plane):
+        value = value.value
+    return value.untyped_storage()
