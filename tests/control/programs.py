@@ -141,7 +141,7 @@ def number_arithmetic(x, k):
     n = int(k)
     m = (n + 3) * 2 - n // 2
     p = n**2 % 5 + max(n, 2) - min(1, n)
-    q = float(x[0]) * n / (m + 1)
+    q = float(x[0].detach()) * n / (m + 1)
     return x * m + p - q + round(q) + abs(n - 2) + (n if n > m else -m)
 
 
@@ -157,7 +157,7 @@ def number_branches(x, k):
 
 
 def python_math(x, k):
-    a = math.exp(float(x[0])) + math.floor(x[1].item()) + math.sqrt(abs(float(x[2])))
+    a = math.exp(float(x[0].detach())) + math.floor(x[1].item()) + math.sqrt(abs(x[2].item()))
     return x * a + math.pi
 
 
