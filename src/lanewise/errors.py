@@ -98,13 +98,17 @@ class SlowPathWarning(UserWarning):
     """An operation without a batching rule ran once per lane. Raised once per operation; the numbers are right."""
 
 
+def _is_users(name: str) -> bool:
+    torch_dir = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
+    return not name.startswith((_PACKAGE, torch_dir, "<frozen"))
+
+
 def user_frame() -> traceback.FrameSummary | None:
     """The innermost frame outside this package and torch: the line the user wrote."""
     frame = sys._getframe(1)
-    torch_dir = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, torch_dir, "<frozen")):
+        if _is_users(name):
             return traceback.FrameSummary(
                 name, frame.f_lineno, frame.f_code.co_name, line=linecache.getline(name, frame.f_lineno).strip()
             )
@@ -159,3 +163,38 @@ def hide_own_frames(error: Exception) -> None:
         if not is_own:
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     error.__traceback__ = kept
+
+
+# What torch says where a kernel, or its own transforms, come upon a tensor of a plane; what that means, and what helps.
+_INTERNALS = (
+    (
+        "gen_vmap_plumbing",
+        "code of torch that is called here (flex_attention and its block masks do so) uses torch.func's own vmap on "
+        "tensors of this transform. The two engines cannot be nested in this order",
+        "F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # in place of flex_attention\n"
+        "or call it outside, on tensors with all lanes",
+    ),
+    (
+        "data is not allocated yet",
+        "a kernel of torch reads the memory of a tensor of this transform, which has none of its own",
+        "x.contiguous()  # a strided tensor in place of a sparse one; or call it outside the transform",
+    ),
+    (
+        "Cannot access data pointer of Tensor (e.g.",
+        "a kernel of torch reads the memory of a tensor of this transform, which has none of its own",
+        "x.contiguous()  # a strided tensor in place of a sparse one; or call it outside the transform",
+    ),
+)
+
+
+def explained(error: BaseException | None, level: object) -> TransformError | None:
+    """What an error of torch's internals that ends a transform means, None for any other error."""
+    if type(error) is not RuntimeError:
+        return None
+    for phrase, meaning, instead in _INTERNALS:
+        if phrase in str(error):
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+            where = f"\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+            rows = "\n".join("  " + row for row in instead.splitlines())
+            return TransformError(f"{level!r}: {meaning}{where}\nWrite instead:\n{rows}")
+    return None

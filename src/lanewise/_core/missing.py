@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
 from lanewise._core.random import check_random, is_random, same_with_lanes
@@ -167,9 +168,9 @@ def stack_results(func: OpOverload, outs: list) -> Any:
         if first.layout is not torch.strided:
             raise TransformError(
                 at_user_line(
-                    f"vmap: {func} makes a sparse tensor {list(first.shape)} in each lane, which has no strides to put "
-                    "lanes into",
-                    "torch.zeros(shape).index_put_(indices, values)  # a dense tensor",
+                    f"vmap: {func} makes a tensor of layout {layout_of(first)} in each lane, which has no strides to "
+                    "put lanes into",
+                    "torch.zeros(shape).index_put_(indices, values)  # a strided tensor",
                 )
             )
         if any(out.shape != first.shape for out in outs):

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.layouts import layout_of
 from lanewise._core.trees import PrefixMismatch, Spec, children_of, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
 from lanewise._transforms.ragged import is_jagged
@@ -89,7 +91,7 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
             continue
         if not isinstance(leaf, Tensor) or not isinstance(dim, int) or not leaf.dim():
             raise _not_mappable(call, prefix, position)
-        if leaf.is_nested and not (is_jagged(leaf) and dim in (0, -leaf.dim())):
+        if (leaf.is_nested or leaf.layout is not torch.strided) and not (is_jagged(leaf) and dim in (0, -leaf.dim())):
             raise _not_mappable(call, prefix, position)
         if not -leaf.dim() <= dim < leaf.dim():
             raise _not_mappable(call, prefix, position)
@@ -182,6 +184,14 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
                 f"{call}: {name} is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its "
                 "components are lanes where its layout is torch.jagged, along dim 0",
                 f"vmap({call.name})(torch.nested.as_nested_tensor({name}.unbind(), layout=torch.jagged))",
+            )
+        )
+    if leaf.layout is not torch.strided and -leaf.dim() <= dim < leaf.dim():
+        return TransformError(
+            at_user_line(
+                f"{call}: {name} {list(leaf.shape)} has the layout {layout_of(leaf)}, which has no strides: its parts "
+                f"along dim {dim} cannot be lanes. A sparse matrix that is not mapped can be multiplied with lanes",
+                f"vmap({call.name}, ...)({name}.to_dense())\ntorch.stack([{call.name}(part, ...) for part in {name}])",
             )
         )
     return ArgumentError(
@@ -338,5 +348,16 @@ def returned_lanes(func: Callable, leaf: Any, attribute: str, where: str) -> Arg
             "you mean to set out_dims= to None for output? vmap looks into tuples, lists, dicts, named tuples, "
             "dataclasses and classes registered with torch's pytree",
             f"return y{attribute}  # the tensors themselves" if attribute else "return list(y)",
+        )
+    )
+
+
+def unstackable(func: Callable, value: Tensor, name: str) -> TransformError:
+    """The error for a result that is the same in all lanes and has no strides to put lanes into."""
+    return TransformError(
+        at_user_line(
+            f"vmap: `{function_name(func)}` returns a tensor of layout {layout_of(value)} as {name}, which cannot be "
+            "stacked: it has no strides to put lanes into. It is the same in all lanes",
+            f"vmap({function_name(func)}, out_dims=None)  # once, as it is",
         )
     )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.layouts import layout_of
 from lanewise._core.linear import LinearLevel
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
@@ -213,6 +214,15 @@ def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) ->
                     f"{_text(api, func)}: Expected {what} to be floating point or complex, but got: {tensor.dtype} "
                     f"{list(tensor.shape)} ({what} {position})",
                     f"{what}.float()  # or close over it, if it is an index",
+                )
+            )
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise TransformError(
+                at_user_line(
+                    f"{_text(api, func)}: {what} {position} has the layout {layout_of(tensor)}: forward mode goes "
+                    "through strided tensors only",
+                    "jvp(lambda values: f(torch.sparse_coo_tensor(indices, values)), (values,), (tangent,))\n"
+                    "or grad, vjp and jacrev, which take sparse tensors",
                 )
             )
     if x.shape != t.shape:

@@ -23,6 +23,7 @@ from lanewise._transforms.dims import (
     out_dim_error,
     out_dims_mismatch,
     returned_lanes,
+    unstackable,
 )
 from lanewise._transforms.parting import code_of, parted, parts, runner, start_again
 from lanewise._transforms.ragged import Apart, Ragged, is_jagged, result, taken_apart
@@ -278,6 +279,8 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
             raise dynamic_lanes(place[0], leaf, output_name(place))
         return value
     if not lanes:
+        if value.is_nested or value.layout is not torch.strided:
+            raise unstackable(place[0], value, output_name(place))
         value = value.expand(level.own_size, *value.shape)
     if dim == 0:
         return value

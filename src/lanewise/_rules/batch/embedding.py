@@ -203,15 +203,15 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes == 0 or num_classes < -1 or (num_classes == -1 and not x.numel()):
         raise TransformError(
             at_user_line(
-                "one_hot: Class values must be smaller than num_classes, or there must be some to tell its number from: "
-                f"got num_classes={num_classes} and {x.numel()} class values",
+                "one_hot: Class values must be smaller than num_classes, or without it there must be some: got "
+                f"num_classes={num_classes} and {x.numel()} class values",
                 "one_hot(x, num_classes=10)",
             )
         )
     if num_classes == -1:
         num_classes = int(x.max()) + 1
-    torch._assert_async((x >= 0).all(), "Class values must be non-negative.")
-    torch._assert_async((x < num_classes).all(), "Class values must be smaller than num_classes.")
+    aten._assert_async.msg((x >= 0).all(), "Class values must be non-negative.")
+    aten._assert_async.msg((x < num_classes).all(), "Class values must be smaller than num_classes.")
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 

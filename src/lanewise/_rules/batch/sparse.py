@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.layouts import LAYOUT_RULES
+from lanewise._rules.batch.families import refuse
 from lanewise._rules.batch.matmul import added, scaled
 from lanewise._torch_compat import OpOverload
 
@@ -70,3 +71,10 @@ def addmv(level: BatchLevel, c: Tensor, a: Tensor, v: Tensor, *, beta: Any = 1, 
     bias = level.physical(c)
     bias = bias.unsqueeze(-1) if level.mapped(c) and c.dim() == 0 else bias
     return added(bias, scaled(product, alpha), beta)
+
+
+refuse(
+    aten._nested_tensor_from_tensor_list.default,
+    "vmap: nested tensors cannot have lanes",
+    "torch.nn.utils.rnn.pad_sequence(parts)  # and a mask of what is there",
+)
