@@ -17,7 +17,7 @@ from torch.autograd.function import Function
 from lanewise._core.batch import BatchLevel
 from lanewise._core.lane_level import completed
 from lanewise._core.level import current_level
-from lanewise._core.plane import Plane, escaped, recorded, tracked
+from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
 from lanewise._torch_compat import (
     apply_plainly,
     current_graph_task_id,
@@ -32,9 +32,11 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
     """What `torch.autograd.grad` and `backward` call: torch's engine, with a thought for the planes below."""
     level = top_level(outputs)
     here = current_level()
-    if here is not None and max(map(order, (*outputs, *cotangents))) < here.order:
-        # A graph of a plane below: its gradients are no tensors made here.
-        return here.below(functools.partial(enter_engine, outputs, cotangents, *args, **kwargs))
+    if here is not None and (level is None or level.order < here.order):
+        below = [_standing(here, cotangent) for cotangent in cotangents]
+        if all(order(cotangent) < here.order for cotangent in below):
+            # A graph of a plane below: its gradients are no tensors made here.
+            return here.below(functools.partial(enter_engine, outputs, tuple(below), *args, **kwargs))
     if level is None:
         return run_backward(outputs, cotangents, *args, **kwargs)
     if not level.alive and current_graph_task_id() == -1:
@@ -49,6 +51,14 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
     if not inputs or all(recorded(x) or not tracked(x) for x in inputs if isinstance(x, Tensor)):
         return tuple(map(completed, run_backward(outputs, cotangents, *args, **kwargs)))
     return _gradients(level, outputs, cotangents, retain_graph, create_graph, inputs, args[3:], kwargs)
+
+
+def _standing(level: Any, tensor: Any) -> Any:
+    """The tensor of the plane below that stands for a tensor, where one does."""
+    if not level.owns(tensor):
+        return tensor
+    sync(tensor)
+    return tensor if level.lifted(tensor) else tensor.value
 
 
 # --- backward --------------------------------------------------------------------------------------------------------

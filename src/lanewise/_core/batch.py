@@ -201,7 +201,8 @@ class BatchLevel(Level):
         rule = BATCH_RULES.get(func)
         if rule is None:
             rule = find_rule(BATCH_RULES, func)
-        direct = not rule.guarded
+        # Where there is a plane below, results belong to it.
+        direct = not rule.guarded and self.parent is None
         for operand in operands:
             if type(operand) is BatchTensor and operand.level is self:
                 if not operand.mapped:

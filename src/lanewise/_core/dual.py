@@ -121,7 +121,8 @@ class DualLevel(Level):
         if rule is None:
             rule = find_jvp_rule(func)
         active = False
-        direct = not rule.guarded
+        # Where there is a plane below, results belong to it.
+        direct = not rule.guarded and self.parent is None
         for operand in operands:
             if type(operand) is DualTensor and operand.level is self:
                 tangent = operand.tangent

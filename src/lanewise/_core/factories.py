@@ -1,7 +1,8 @@
 """Tensors made inside a transformed function: wrapped on the innermost plane, so that its values may be written there.
 
-The kernels sit on a dispatch key that is switched on while a level is open, ahead of autograd. A backend kernel that
-calls a factory itself must get a plain tensor; such operations are shielded: the key is off while they run.
+Two dispatch keys are switched on while a level is open. On one, ahead of autograd, kernels see the factories. On the
+other, of lower priority than the wrappers' own, they see what has no operand of any plane: its results are like a
+factory's. Both are off while a backend kernel runs, which must get plain tensors from the factories that it calls.
 """
 
 import functools
@@ -124,12 +125,6 @@ def _outside_kernel(name: str) -> Any:
     return kernel
 
 
-def keep_factories_plain_inside(*ops: OpOverload) -> None:
-    """Shield these overloads, whose backend kernels call factories and read their memory."""
-    for op in ops:
-        route(op, _shield_kernel(op))
-
-
 def route(op: OpOverload, kernel: Any) -> None:
     """Hand an overload to `kernel` while a level is open, whatever its operands."""
     if op in _hooked:
@@ -146,8 +141,6 @@ def _on_plane(operand: Tensor, level: Level) -> bool:
 
 def _factory_kernel(op: OpOverload) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
-        # View tracking is off here also for the user's own call: torch's binding of torch.arange and its kin is like a
-        # kernel in that. So kernels that call factories are shielded one by one.
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
             if level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
@@ -155,11 +148,3 @@ def _factory_kernel(op: OpOverload) -> Any:
             return level.factory(op, args, kwargs)
 
     return made
-
-
-def _shield_kernel(op: OpOverload) -> Any:
-    def shielded(*args: Any, **kwargs: Any) -> Any:
-        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-            return op(*args, **kwargs)
-
-    return shielded

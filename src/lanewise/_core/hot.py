@@ -29,7 +29,7 @@ from lanewise._torch_compat import forward_ad as _native
 
 
 def inert(value: Tensor) -> bool:
-    """Whether no plane below looks at `value`: an operation on it needs no dispatch state but the current one."""
+    """Whether nothing looks at `value`: where there is no plane below, an operation on it needs no dispatch state."""
     return (
         type(value) is Tensor
         and not value.requires_grad
@@ -55,7 +55,7 @@ def pointwise_path(call: Callable) -> Callable:
         if home is not level.lanes:
             return NotImplemented
         value = x.value
-        direct = inert(value)
+        direct = level.parent is None and inert(value)
         if len(args) == 1:
             out = call(value) if direct else level.below(call, value)
         else:
@@ -97,7 +97,7 @@ def _uniform_first(call: Callable, args: Any) -> Any:
     value, other = x.value, y.value
     if x.origin is not None or value.dtype is not other.dtype or value.dim() >= other.dim():
         return NotImplemented
-    if inert(value) and inert(other):
+    if level.parent is None and inert(value) and inert(other):
         return level.wrap(call(value, other))
     return level.wrap(level.below(call, value, other))
 
@@ -111,7 +111,7 @@ def _captured_first(call: Callable, args: Any) -> Any:
     value = y.value
     if x.dtype is not value.dtype or x.dim() >= value.dim() or x.layout is not strided:
         return NotImplemented
-    if inert(x) and inert(value):
+    if y.level.parent is None and inert(x) and inert(value):
         return y.level.wrap(call(x, value))
     return y.level.wrap(y.level.below(call, x, value))
 
@@ -156,7 +156,7 @@ def single_path(rule: Rule) -> Callable:
             return NotImplemented
         level = x.level
         value = x.value
-        if rule.guarded or not value.is_cpu or not inert(value) or is_any_autocast_enabled():
+        if rule.guarded or level.parent or not value.is_cpu or not inert(value) or is_any_autocast_enabled():
             out = level.below(rule.run, level, args, kwargs)
         else:
             out = rule.run(level, args, kwargs)
@@ -203,7 +203,7 @@ def operands_path(rule: Rule) -> Callable:
             return NotImplemented
         if uniform:
             args = [arg.value if type(arg) is BatchTensor and not arg.mapped else arg for arg in args]
-        if direct and not is_any_autocast_enabled():
+        if direct and level.parent is None and not is_any_autocast_enabled():
             out = rule.run(level, args, kwargs)
         else:
             out = level.below(rule.run, level, args, kwargs)

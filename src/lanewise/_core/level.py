@@ -198,16 +198,20 @@ class Level:
 
 
 def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def lifted(self, wrapper: Any) -> bool:
+        """Whether a wrapper of this level has lanes, or a tangent: no tensor of the plane below stands for it."""
+        return True
+
     """An operation whose operands are all from outside the function: its results belong to the function's plane.
 
     What writes to its operands, or gives no tensor, runs as it would outside.
     """
     level = None if tls_is_excluded(FACTORY_KEY) else current_level()
     if level is None or not makes_tensors(op):
-        # Excluded: inside a kernel, or the handler of another class of tensors.
         with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
             return op(*args, **kwargs)
     return level.factory(op, args, kwargs)
+    # Excluded: inside a kernel, or the handler of another class of tensors.
 
 
 @functools.cache

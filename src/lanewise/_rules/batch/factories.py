@@ -8,7 +8,6 @@ from lanewise._core.factories import (
     adopt_results_of,
     adopt_results_of_name,
     join_lists_in,
-    keep_factories_plain_inside,
     route,
 )
 from lanewise._rules.batch.families import decompose, lane_rule
@@ -20,10 +19,23 @@ adopt_results_of(
     aten.arange.default,
     aten.arange.start,
     aten.arange.start_step,
+    aten.bartlett_window.default,
+    aten.bartlett_window.periodic,
+    aten.blackman_window.default,
+    aten.blackman_window.periodic,
     aten.eye.default,
     aten.eye.m,
     aten.full.default,
     aten.full_like.default,
+    aten.hamming_window.default,
+    aten.hamming_window.periodic,
+    aten.hamming_window.periodic_alpha,
+    aten.hamming_window.periodic_alpha_beta,
+    aten.hann_window.default,
+    aten.hann_window.periodic,
+    aten.kaiser_window.beta,
+    aten.kaiser_window.default,
+    aten.kaiser_window.periodic,
     aten.lift_fresh.default,
     aten.linspace.default,
     aten.logspace.default,
@@ -34,6 +46,8 @@ adopt_results_of(
     aten.ones.default,
     aten.ones_like.default,
     aten.scalar_tensor.default,
+    aten.tril_indices.default,
+    aten.triu_indices.default,
     aten.zeros.default,
     aten.zeros_like.default,
 )
@@ -44,78 +58,20 @@ for _name in ("empty", "empty_like", "empty_strided"):
 for _name in ("as_tensor", "tensor"):
     join_lists_in(_name)
 
-# Found by running torch's op_db with the factory routing switched on and counting calls from inside each kernel.
-keep_factories_plain_inside(
-    aten._adaptive_avg_pool3d_backward.default,
-    aten._batch_norm_with_update.default,
-    aten._chunk_cat.default,
-    aten._ctc_loss_backward.Tensor,
-    aten._ctc_loss_backward.default,
-    aten._embedding_bag_backward.default,
-    aten._histogramdd_from_bin_cts.default,
-    aten._histogramdd_from_bin_tensors.default,
-    aten._linalg_det.default,
-    aten._linalg_eigh.default,
-    aten._linalg_eigvals.default,
-    aten._linalg_slogdet.default,
-    aten._linalg_solve_ex.default,
-    aten._linalg_svd.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._safe_softmax.default,
-    aten._segment_reduce_backward.default,
-    aten._trilinear.default,
-    aten._unique.default,
-    aten._unique2.default,
-    aten._upsample_nearest_exact1d.default,
-    aten.batch_norm_backward.default,
-    aten.bincount.default,
-    aten.block_diag.default,
-    aten.cholesky_inverse.default,
-    aten.cholesky_solve.default,
-    aten.diag_embed.default,
-    aten.diagonal_backward.default,
-    aten.embedding_dense_backward.default,
-    aten.fractional_max_pool3d_backward.default,
-    aten.grid_sampler_2d_backward.default,
-    aten.grid_sampler_3d_backward.default,
-    aten.histc.default,
-    aten.histogram.bin_ct,
-    aten.histogram.bins_tensor,
-    aten.huber_loss_backward.default,
-    aten.index_reduce.default,
-    aten.isin.Tensor_Tensor,
-    aten.isinf.default,
-    aten.linalg_eig.default,
-    aten.linalg_lstsq.default,
-    aten.linalg_lu.default,
-    aten.linalg_lu_solve.default,
-    aten.linalg_matrix_exp.default,
-    aten.linalg_pinv.atol_rtol_tensor,
-    aten.linspace.Scalar_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.linspace.Tensor_Tensor,
-    aten.logspace.Scalar_Tensor,
-    aten.logspace.Tensor_Scalar,
-    aten.logspace.Tensor_Tensor,
-    aten.lu_unpack.default,
-    aten.masked_scatter_backward.default,
-    aten.max_pool3d_with_indices_backward.default,
-    aten.mse_loss_backward.default,
-    aten.multilabel_margin_loss_backward.default,
-    aten.native_batch_norm.default,
-    aten.native_batch_norm_backward.default,
-    aten.nll_loss2d_backward.default,
-    aten.repeat.default,
-    aten.replication_pad2d_backward.default,
-    aten.select_backward.default,
-    aten.slice_backward.default,
-    aten.smooth_l1_loss_backward.default,
-    aten.sort.default,
-    aten.sort.stable,
-    aten.unfold_backward.default,
-    aten.upsample_nearest1d.default,
-)
+
+def _vander(x, N=None, increasing=False):
+    """torch's own writes the powers into a tensor that its C++ code makes."""
+    if x.dim() != 1:
+        raise TransformError(at_user_line(f"vander: x must be a one-dimensional tensor, got {list(x.shape)}"))
+    x = x.to(torch.promote_types(x.dtype, torch.int64))
+    count = x.shape[0] if N is None else N
+    ones = torch.ones_like(x).unsqueeze(1)
+    powers = [ones, x.unsqueeze(1).expand(-1, count - 1).cumprod(1)] if count > 1 else [ones[:, :count]]
+    columns = torch.cat(powers, 1)
+    return columns if increasing else columns.flip(1)
+
+
+route(aten.vander.default, _vander)
 
 _CHANNELS = (torch.channels_last, torch.channels_last_3d)
 
