@@ -185,13 +185,13 @@ def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
 class _Restrict(Function):
     @staticmethod
     def forward(ctx: Any, level: LaneLevel, value: Tensor, lanes: Lanes) -> Any:  # type: ignore[override]
-        ctx.level = level
+        ctx.level, ctx.lanes = level, lanes
         return _with_grad(_restricted, level, value, lanes)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
         # Lanes that the result has not are missing, not zero, in what comes back.
-        return None, cotangent, None
+        return None, restricted(ctx.level, cotangent, ctx.lanes), None
 
 
 # --- Python values ---------------------------------------------------------------------------------------------------
