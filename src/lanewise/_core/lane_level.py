@@ -9,7 +9,16 @@ from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.journal import keep
 from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine
 from lanewise._core.level import ENDED, Level, on_plane
-from lanewise._core.plane import argument, lift, map_tensors, recorded, replace_tensors, tensors_of, written_arguments
+from lanewise._core.plane import (
+    Plane,
+    argument,
+    lift,
+    map_tensors,
+    recorded,
+    replace_tensors,
+    tensors_of,
+    written_arguments,
+)
 from lanewise._core.random import is_random
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
@@ -422,13 +431,15 @@ def partial(tensor: BatchTensor) -> bool:
 
 
 def completed(tensor: Any) -> Any:
-    """A result of a backward pass, marked as zero in the lanes that it does not have."""
+    """A result of a backward pass, with zeros for the lanes that run and that it does not have."""
     part = tensor
-    while hasattr(part, "value"):
+    short = False
+    while isinstance(part, Plane):
         if type(part) is BatchTensor and isinstance(part.level, LaneLevel) and part.mapped:
             part.cotangent = True
+            short = short or part.home is not part.level.lanes
         part = part.value
-    return tensor
+    return tensor.clone() if short else tensor
 
 
 def _by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
