@@ -1,6 +1,7 @@
 """A call whose lanes part: run with all that agree, then run again for those that were left behind."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,23 +12,26 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
 from lanewise._core.level import on_plane
+from lanewise._core.trees import flatten, unflatten
 from lanewise._transforms.chunks import Generators
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
 # After so many runs with fewer than two lanes done in each, the rest run one by one.
-_MANY = 16
+_MANY = 8
 
 
-def boundary(level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any], *, structured: bool = False) -> Any:
+def boundary(level: LaneLevel, thunk: partial, join: Callable[..., Any], *, structured: bool = False) -> Any:
     """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
 
     Where `thunk` calls converted code (`structured`), most of the time they part and meet again in there. What a run
-    wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers.
+    wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers. Lanes
+    that were seen to differ in a value do not run together again.
     """
     base = level.lanes
     around, outer_journal = machine.level, level.journal
     machine.level = level if structured else None
-    machine.boundaries.append(Boundary(level, base))
+    here = Boundary(level, base)
+    machine.boundaries.append(here)
     # All lanes of a `vmap`: what was there before is what it was given.
     given = outer_journal.given if base is level.root and outer_journal is not None else None
     journal = level.journal = Journal(given, base)
@@ -35,11 +39,14 @@ def boundary(level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any
     pieces: list[Lanes] = []
     values: list[Any] = []
     waiting: Tensor | None = None
-    one_by_one: list[int] | None = None
+    one_by_one = False
+    rows: Any = None
+    # Without draws, and without values of the level other than the arguments, a lane needs nothing of the others.
+    simple = generators is None and base is level.root and level.outer is None
     try:
         while True:
             with _naming_lanes(level):
-                values.append(thunk())
+                values.append(_alone(level, thunk, rows) if one_by_one and simple else thunk())
             done = level.lanes
             pieces.append(done)
             if done is base:
@@ -47,10 +54,10 @@ def boundary(level: LaneLevel, thunk: Callable[[], Any], join: Callable[..., Any
             waiting = _without(base, waiting, done)
             if not waiting.shape[0]:
                 break
-            if one_by_one is None and len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces):
+            if not one_by_one and len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces):
                 _warn_one_by_one(base)
-                one_by_one = []
-            rows = waiting if one_by_one is None else waiting[:1]
+                one_by_one = True
+            rows = waiting[:1] if one_by_one else here.alike(waiting)
             journal.undo(level, rows)
             if generators is not None:
                 generators.reseat()
@@ -79,6 +86,23 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
         return mask.nonzero().squeeze(1)
 
 
+def _alone(level: LaneLevel, thunk: partial, rows: Tensor) -> Any:
+    """The call for the only lane that runs, on the plane below, as a loop over the examples would make it."""
+    row = int(rows)
+    leaves, spec = flatten((thunk.args, thunk.keywords))
+    for place, leaf in enumerate(leaves):
+        if level.owns(leaf):
+            value = level.physical(leaf)
+            leaves[place] = level.below(torch.select, value, 0, row) if leaf.mapped else value
+    args, kwargs = unflatten(leaves, spec)
+    running, machine.level = machine.level, None
+    try:
+        out, spec = flatten(level.below(partial(thunk.func, *args, **kwargs)))
+    finally:
+        machine.level = running
+    return unflatten([level.adopt(leaf) if isinstance(leaf, Tensor) else leaf for leaf in out], spec)
+
+
 def _warn_one_by_one(base: Lanes) -> None:
     warn_at_user_line(
         SlowPathWarning(
@@ -100,7 +124,7 @@ class _naming_lanes:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception) and not hasattr(error, "lanes"):
+        if isinstance(error, Exception) and not getattr(error, "lanes", None):
             lanes = self.level.lanes
             if lanes is not self.level.root and lanes.size:
                 name_lanes(error, self.level, lanes)

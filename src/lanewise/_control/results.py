@@ -1,5 +1,6 @@
 """The results of lanes that took different ways, put together leaf by leaf."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,19 +101,41 @@ def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any
     if any(isinstance(part, Tensor) for part in parts):
         if not all(isinstance(part, (Tensor, *_NUMBERS)) for part in parts):
             raise Unmergeable("types " + " and ".join(sorted({type(part).__name__ for part in parts})))
-        return merge_tensors(level, target, pieces, same_dtype([as_tensor(part) for part in parts]))
+        return merge_tensors(level, target, pieces, _tensors(level, pieces, parts))
     if all(part is first for part in parts):
         return first
     if all(isinstance(part, _NUMBERS) for part in parts):
-        if all(type(part) is type(first) and part == first for part in parts):
+        if type(first) is not LaneNumber and all(type(part) is type(first) and part == first for part in parts):
             return first
-        return merge_tensors(level, target, pieces, same_dtype([as_tensor(part) for part in parts]))
+        return merge_tensors(level, target, pieces, _tensors(level, pieces, parts))
     try:
         if all(type(part) is type(first) and bool(part == first) for part in parts):
             return first
     except (TypeError, ValueError, RuntimeError):
         pass
     raise Unmergeable("values")
+
+
+def _tensors(level: LaneLevel, pieces: list[Lanes], parts: list[Any]) -> list[Tensor]:
+    """Tensors and numbers as tensors of one dtype, as stacking would make them."""
+    tensors = _for_each(level, pieces, parts, as_tensor)
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return _for_each(level, pieces, tensors, lambda tensor: tensor if tensor.dtype is dtype else tensor.to(dtype))
+
+
+def _for_each(level: LaneLevel, pieces: list[Lanes], parts: list[Any], run: Callable[[Any], Any]) -> list[Any]:
+    """`run(part)` on the lanes of each piece."""
+    running = level.lanes
+    out = []
+    try:
+        for piece, part in zip(pieces, parts, strict=True):
+            level.lanes = piece
+            out.append(run(part))
+    finally:
+        level.lanes = running
+    return out
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -11,8 +11,10 @@ from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.lane_level import LaneLevel, home_of, lanes_of
 from lanewise._core.lanes import (
     BeginAgain,
+    Boundary,
     Disagreement,
     Lanes,
+    Restart,
     Target,
     Unmergeable,
     child,
@@ -241,10 +243,16 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
             return rows[0]
         if not isinstance(level, LaneLevel):
             raise Disagreement(level)
-        groups, which, counts = rows.reshape(rows.shape[0], -1).unique(dim=0, return_inverse=True, return_counts=True)
+        flat = rows.reshape(rows.shape[0], -1)
+        # The values of one column are sorted several times faster than rows are.
+        column, dim = (flat[:, 0], None) if flat.shape[1] == 1 else (flat, 0)
+        _, which, counts = column.unique(dim=dim, return_inverse=True, return_counts=True)
         chosen = int(counts.argmax())
         kept = (which == chosen).nonzero().squeeze(1)
         out = rows[kept[0]]
+    call = _boundary_of(level)
+    if call is not None:
+        call.differ(level.lanes, which, counts.shape[0])
     narrow(level, kept)
     return out
 
@@ -277,7 +285,20 @@ parting.by = part_by
 
 def narrow(level: LaneLevel, positions: Tensor) -> None:
     """Go on with the lanes at `positions` [n] of those that run; the innermost boundary runs the others again."""
+    call = _boundary_of(level)
+    if call is not None and machine.level is level:
+        call.parted = True
+        if call.drew and level.randomness == "different":
+            raise Restart(level)
     level.lanes = child(level.lanes, positions)
+
+
+def _boundary_of(level: LaneLevel) -> Boundary | None:
+    """The innermost boundary of the level's lanes."""
+    for call in reversed(machine.boundaries):
+        if call.level is level:
+            return call
+    return None
 
 
 def decide(level: LaneLevel, value: Any) -> Any:

@@ -174,14 +174,36 @@ class Boundary:
         level: Whose lanes.
         base: The lanes at the call.
         made: Objects that some of the lanes have made, and may change: by id, with these lanes.
+        drew, parted: Whether converted code has drawn random numbers, and whether it has left lanes behind.
     """
 
-    __slots__ = ("level", "base", "made")
+    __slots__ = ("level", "base", "made", "drew", "parted", "_groups", "_count")
 
     def __init__(self, level: Any, base: Lanes) -> None:
         self.level = level
         self.base = base
         self.made: dict[int, tuple[Any, Lanes]] = {}
+        self.drew = self.parted = False
+        # The group of each lane [base.size], and how many there are: lanes of two groups were seen to differ.
+        self._groups: Tensor | None = None
+        self._count = 1
+
+    def differ(self, lanes: Lanes, group: Tensor, count: int) -> None:
+        """Lanes of the call were seen to differ: `group` [lanes.size], of `count`, says which of them are alike."""
+        places = lanes.positions(self.base)
+        with on_plane(None):
+            if self._groups is None:
+                self._groups = torch.zeros(self.base.size, dtype=torch.int64, device=places.device)
+            self._groups[places] = group + self._count
+        self._count += count
+
+    def alike(self, places: Tensor) -> Tensor:
+        """The largest group among the lanes at `places` [n] of the base."""
+        if self._groups is None:
+            return places
+        with on_plane(None):
+            groups = self._groups[places]
+            return places[groups == groups.bincount().argmax()]
 
 
 class Machine(threading.local):

@@ -1,0 +1,207 @@
+"""Lanes that part where no code can go several ways at once: it is run again, for groups of them or for each."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lanewise import error_if, errors, grad, vmap
+
+D = torch.float64
+
+
+def normal(*shape):
+    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(0))
+
+
+class Rows(TorchDispatchMode):
+    """The number of rows that an operation gets, one entry for each time that it runs."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+        self.rows = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is self.op:
+            self.rows.append(args[0].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def kept(x):
+    y = x[x > 0]
+    return y.square().sum() + y.numel()
+
+
+def test_lanes_seen_to_differ_do_not_run_together_again():
+    xs = normal(200, 6)
+    vmap(kept)(xs)  # sees that lanes part
+    with Rows(torch.ops.aten.gt.Scalar) as seen:
+        out = vmap(kept)(xs)
+    torch.testing.assert_close(out, torch.stack([kept(x) for x in xs]))
+    assert len(seen.rows) == 7
+    assert sum(seen.rows[1:]) < 200  # all but those of the first run, once each
+
+
+def test_groups_within_groups():
+    def f(x):
+        y = x[x > 0.5]
+        z = x[x < -0.5]
+        return y.sum() * len(z) + z.exp().sum() * len(y)
+
+    xs = normal(60, 4)
+    torch.testing.assert_close(vmap(f)(xs), torch.stack([f(x) for x in xs]))
+    grads = [torch.autograd.grad(f(x), x)[0] for x in xs.clone().requires_grad_().unbind()]
+    torch.testing.assert_close(vmap(grad(f))(xs), torch.stack(grads))
+
+
+# --- one by one ------------------------------------------------------------------------------------------------------
+
+alone = pytest.mark.filterwarnings("ignore:vmap. the .* lanes take:lanewise.errors.SlowPathWarning")
+
+
+def own_way(x):
+    def steps():
+        y = x
+        for _ in range(3):
+            y = (y * 1.5).sin() + y.item()
+            yield y
+
+    return list(steps())[-1]
+
+
+def test_many_ways_are_told():
+    with pytest.warns(errors.SlowPathWarning, match="the 30 lanes take 8 different ways and more"):
+        vmap(own_way)(normal(30))
+
+
+@alone
+def test_the_rest_run_on_plain_tensors():
+    kinds = []
+
+    def f(x):
+        kinds.append(type(x))
+        return own_way(x)
+
+    xs = normal(30)
+    torch.testing.assert_close(vmap(f)(xs), torch.stack([f(x) for x in xs]))
+    assert kinds[1:9].count(torch.Tensor) == 0
+    assert kinds[-30 - 22 : -30] == 22 * [torch.Tensor]
+
+
+@alone
+def test_derivatives_one_by_one():
+    xs = normal(30)
+    want = torch.stack([torch.autograd.grad(own_way(x), x)[0] for x in xs.clone().requires_grad_().unbind()])
+    torch.testing.assert_close(vmap(grad(own_way))(xs), want)
+    torch.testing.assert_close(grad(lambda xs: vmap(own_way)(xs).sum())(xs), want)
+    leaf = xs.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(vmap(own_way)(leaf).sum(), leaf)[0], want)
+
+
+@alone
+def test_writes_to_an_argument_one_by_one():
+    def f(x):
+        def steps():
+            x.mul_(2)
+            yield x.item()
+
+        return x * list(steps())[0]
+
+    given, same = normal(30), normal(30)
+    torch.testing.assert_close(vmap(f)(given), torch.stack([f(x) for x in same]))
+    torch.testing.assert_close(given, same)
+
+
+@alone
+def test_pairs_one_by_one():
+    def f(x, y):
+        return next(iter([own_way(x * y)])) + x
+
+    xs, ys = normal(8), normal(5) + 1
+    want = torch.stack([torch.stack([f(x, y) for y in ys]) for x in xs])
+    torch.testing.assert_close(vmap(vmap(f, in_dims=(None, 0)), in_dims=(0, None))(xs, ys), want)
+    torch.testing.assert_close(vmap(lambda x: vmap(lambda y: f(x, y))(ys))(xs), want)
+
+
+@alone
+def test_results_of_all_kinds_one_by_one():
+    def f(x):
+        return {"n": own_way(x).item(), "pair": (x * 2, torch.zeros(2)), "same": "text", "none": None}
+
+    xs = normal(30)
+    out = vmap(f)(xs)
+    torch.testing.assert_close(out["n"], torch.tensor([f(x)["n"] for x in xs]))
+    torch.testing.assert_close(out["pair"][0], xs * 2)
+    assert out["pair"][1].shape == (30, 2)
+    assert out["same"] == "text" and out["none"] is None
+
+
+def test_numbers_and_dtypes_of_groups():
+    def f(x):
+        y = x[x > 0]
+        n = len(y)
+        return (x[0] * n).item(), y.float().sum() if n > 2 else y.sum(), n if n > 1 else float(n)
+
+    xs = normal(30, 4)
+    first, second, third = vmap(f)(xs)
+    torch.testing.assert_close(first, torch.tensor([f(x)[0] for x in xs]))
+    torch.testing.assert_close(second, torch.stack([f(x)[1].double() for x in xs]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(third, torch.tensor([float(f(x)[2]) for x in xs]))
+
+
+@alone
+@pytest.mark.parametrize("lane", [3, 28])
+def test_an_error_names_its_lane(lane):
+    xs = normal(30)
+
+    def f(x):
+        y = own_way(x)
+        if next(iter([x.item()])) == xs[lane].item():
+            raise ValueError("no")
+        return y
+
+    def g(x):
+        own_way(x)
+        return error_if(x, x == xs[lane], "no")
+
+    with pytest.raises(ValueError, match="no") as failure:
+        vmap(f)(xs)
+    assert failure.value.lanes == [lane]
+    with pytest.raises(errors.CheckError, match="no") as failure:
+        vmap(g)(xs)
+    assert failure.value.lanes == [lane]
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+def number_decides(x):
+    u = torch.rand(3)
+    return u.mean() + 0 * x[u.square() > 0.5].sum()
+
+
+def number_in_a_branch_decides(x):
+    if x[0] > 0:
+        u = torch.rand(3)
+    else:
+        u = torch.rand(3)
+    return u.mean() + 0 * x[u.square() > 0.5].sum()
+
+
+def drawn_after_lanes_part(x):
+    y = x[x > 0].sum()
+    return torch.rand(3).mean() + 0 * y
+
+
+@pytest.mark.parametrize("f", [number_decides, number_in_a_branch_decides, drawn_after_lanes_part])
+def test_random_numbers_of_lanes_that_run_again(f):
+    torch.manual_seed(0)
+    for _ in range(2):  # the second call knows that lanes part
+        out = vmap(f, randomness="different")(torch.ones(3000, 3) * torch.linspace(-1, 1, 3000)[:, None])
+        assert out.unique().numel() > 2900
+        # The mean of three uniform numbers is above 2/3 with probability 1/6.
+        assert abs((out > 2 / 3).double().mean() - 1 / 6) < 0.03
+        assert abs(out.mean() - 0.5) < 0.02
