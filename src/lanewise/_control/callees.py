@@ -34,6 +34,9 @@ _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset,
 replaced: dict[Any, Callable] = {}
 replaced_methods: dict[Any, Callable] = {}
 
+# What stands in for functions of builtin modules, once they were asked for.
+_known: dict[Any, Any] = {}
+
 # By code object of a function: what `_function` does with it.
 _ways: dict[types.CodeType, Any] = {}
 _PASS, _WRAPPER, _CALLBACKS, _APART = "pass", "wrapper", "callbacks", "apart"
@@ -46,7 +49,15 @@ _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module
 
 def fn(func: Any) -> Any:
     """What converted code calls in place of `func`."""
-    return func if machine.level is None else callee(func)
+    if machine.level is None:
+        return func
+    kind = type(func)
+    if kind is types.BuiltinFunctionType:
+        return _known.get(func) or _builtin(func)
+    if kind is types.FunctionType:
+        way = _ways.get(func.__code__)
+        return instantiate(func, way) if type(way) is types.CodeType else _function(func)
+    return callee(func)
 
 
 def callee(func: Any) -> Any:
@@ -65,13 +76,17 @@ def callee(func: Any) -> Any:
 
 def _builtin(func: Any) -> Any:
     owner = func.__self__
-    if isinstance(owner, types.ModuleType):
+    if isinstance(owner, Tensor):
+        return functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
         stand_in = replaced.get(func)
-        if stand_in is not None:
-            return stand_in
-    elif func.__name__ in _MUTATING and not isinstance(owner, Tensor):
+        if stand_in is None:
+            stand_in = functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+        _known[func] = stand_in
+        return stand_in
+    if func.__name__ in _MUTATING:
         changes(owner)
-    return functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+    return func
 
 
 def _function(func: types.FunctionType) -> Any:
@@ -84,13 +99,13 @@ def _function(func: types.FunctionType) -> Any:
     stand_in = replaced.get(func)
     if stand_in is not None:
         return stand_in
-    if way is _PASS:
-        return functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+    if way is _APART:
+        return functools.partial(call_apart, func)
+    if func.__name__ in TAKE_LISTS:
+        return functools.partial(call_with_numbers, func)
     if way is _WRAPPER:
         return _unwrapped(func)
-    if way is _CALLBACKS:
-        return functools.partial(_with_callbacks, func)
-    return functools.partial(call_apart, func)
+    return functools.partial(_with_callbacks, func) if way is _CALLBACKS else func
 
 
 def _way(func: types.FunctionType) -> Any:

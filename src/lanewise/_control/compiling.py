@@ -15,9 +15,10 @@ _converted: dict[types.CodeType, types.CodeType | Unsupported] = {}
 
 
 class _Runtime:
-    """What converted code calls: the module flow.py, once that has been imported."""
+    """What converted code calls: the module flow.py, once that has been imported, and a closure that holds it."""
 
     module: Any = None
+    cells: Any = None
 
 
 runtime = _Runtime()
@@ -60,13 +61,29 @@ def _convert(func: types.FunctionType) -> types.CodeType:
     return new.replace(**names)
 
 
+# By converted code: where its cells are in the closure of the function, -1 for the runtime. None: that alone.
+_plans: dict[types.CodeType, tuple[int, ...] | None] = {}
+
+
 def instantiate(func: types.FunctionType, code: types.CodeType) -> types.FunctionType:
     """A function that is `func` with converted code: its globals, closure, defaults and names."""
     if code is func.__code__:
         return func
-    cells = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
-    closure = tuple([types.CellType(runtime.module) if name == RUNTIME else cells[name] for name in code.co_freevars])
-    new = types.FunctionType(code, func.__globals__, func.__name__, func.__defaults__, closure)
-    if func.__kwdefaults__:
-        new.__kwdefaults__ = func.__kwdefaults__
+    plan = _plans.get(code, ())
+    if plan == ():
+        free = func.__code__.co_freevars
+        plan = tuple([-1 if name == RUNTIME else free.index(name) for name in code.co_freevars]) or None
+        _plans[code] = plan = None if plan == (-1,) else plan
+        if runtime.cells is None:
+            runtime.cells = (types.CellType(runtime.module),)
+    cells: Any = runtime.cells
+    if plan is not None:
+        own: Any = func.__closure__
+        cells = tuple([cells[0] if place < 0 else own[place] for place in plan])
+    elif not code.co_freevars:
+        cells = None
+    new = types.FunctionType(code, func.__globals__, func.__name__, func.__defaults__, cells)
+    defaults = func.__kwdefaults__
+    if defaults:
+        new.__kwdefaults__ = defaults
     return new
