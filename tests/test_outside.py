@@ -246,3 +246,58 @@ def test_numbers_of_outside_tensors():
     f = lambda x: x * float((W * 2).sum()) if bool((W > 0).any()) else x
     assert_same(vmap(f)(XS), XS * float((W * 2).sum()))
     assert not live_levels()
+
+
+class Remembers(nn.Module):
+    """Keeps what it computes from its own tensors, as caches and counters do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(W.clone())
+        self.count = torch.zeros((), dtype=torch.float64)
+        self.cache = None
+
+    def forward(self, x):
+        self.count = self.count + 1
+        if self.cache is None:
+            self.cache = (self.weight.exp(), torch.arange(3.0, dtype=torch.float64) * 2)
+        scale, steps = self.cache
+        return (x * scale + steps[1:].sum()) * steps
+
+
+def test_what_is_kept_is_used_again():
+    module, plain = Remembers(), Remembers()
+    want = loop_vmap(plain)(XS)
+    results = [vmap(module)(XS), vmap(module)(XS), loop_vmap(module)(XS)]
+    for out in results:
+        module.weight.grad = None
+        assert_same(out, want)
+        assert_same(
+            torch.autograd.grad(out.cos().sum(), module.weight, retain_graph=True),
+            torch.autograd.grad(want.cos().sum(), plain.weight, retain_graph=True),
+        )
+    assert float(module.count) == 2 + len(XS)
+    scale, steps = module.cache
+    assert (steps + 1).tolist() == [1, 3, 5] and steps.numpy().sum() == 6
+    assert_same(scale[1] * 1, W[1].exp())
+    assert_same(vmap(lambda s: s * 2)(scale.unsqueeze(0))[0], W.exp() * 2)
+    steps += 1
+    assert (steps * 1).tolist() == [1, 3, 5]
+
+
+def test_what_is_kept_of_a_jvp_is_used_again():
+    module = Remembers()
+    _, tangent = jvp(module, (XS[0],), (XS[1],))
+    assert_same(module(XS[0]), loop_vmap(Remembers())(XS)[0])
+    _, again = jvp(module, (XS[0],), (XS[1],))
+    assert_same(again, tangent)
+
+
+def test_what_has_lanes_must_not_be_kept():
+    kept = []
+    vmap(lambda x: kept.append((x * 2, (W * 1).add_(x))) or x)(XS)
+    for tensor in kept[0]:
+        with pytest.raises(RuntimeError, match="may have escaped"):
+            _ = tensor + 1
+        with pytest.raises(RuntimeError, match="may have escaped"):
+            tensor.numpy()

@@ -9,6 +9,7 @@ from torch import Tensor
 from lanewise._core.level import Level, current_level, makes_tensors, on_plane
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
+    ForceDispatchKeyGuard,
     current_graph_task_id,
     disabled_torch_function,
     include_key,
@@ -57,18 +58,44 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
         if isinstance(operand, Plane) and (level is None or operand.level.order > level.order):
             level = operand.level
     assert level is not None, func
-    if not level.alive and current_graph_task_id() == -1:
-        raise escaped(level, func)
-    if not tls_is_included(OUTSIDE_KEY):
-        return level.interpret(func, args, kwargs, operands)
-    here = current_level()
+    inside = tls_is_included(OUTSIDE_KEY)
+    here = current_level() if inside else None
     if here is not None and level.order < here.order and makes_tensors(func):
         return here.factory(func, args, kwargs)
+    if not level.alive and (here is None or here.alive):
+        lost = _kept_lanes(operands)
+        if lost is None and makes_tensors(func):
+            return _outlived(level, func, args, kwargs)
+        if lost is not None and current_graph_task_id() == -1:
+            raise escaped(lost, func)
+    if not inside:
+        return level.interpret(func, args, kwargs, operands)
     include_key(OUTSIDE_KEY, False)
     try:
         return level.interpret(func, args, kwargs, operands)
     finally:
         include_key(OUTSIDE_KEY, True)
+
+
+def _kept_lanes(operands: list[Tensor]) -> Any:
+    """The level of an operand that has lanes, or a tangent, of a transform that has ended; None if there is none."""
+    for operand in operands:
+        if isinstance(operand, Plane) and not operand.level.alive:
+            sync(operand)
+            if operand.level.lifted(operand):
+                return operand.level
+    return None
+
+
+def _outlived(level: Any, func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operation on tensors kept from a level that has ended: they stand for tensors of the plane below it."""
+
+    def standing(tensor: Tensor) -> Tensor:
+        return tensor.value if isinstance(tensor, Plane) and not tensor.level.alive else tensor
+
+    args, kwargs = replace_tensors(standing, args, kwargs)
+    with ForceDispatchKeyGuard(level.include, level.exclude):
+        return func(*args, **kwargs)
 
 
 def recorded(tensor: Tensor) -> bool:

@@ -64,9 +64,7 @@ class Surface:
 
     def _answer(self, question: str, why: tuple[str, str], ask: Any = None) -> Any:
         """The tensor below that answers for this one; raises where the lanes differ."""
-        level = self.level
-        if not level.alive and current_graph_task_id() == -1:
-            raise escaped(level, question)
+        self._check_alive(question)
         answering = standing(self)
         if answering is None and why in (_ITEM, _BOOL, _TOLIST):
             answering = agreed(self)
@@ -75,14 +73,17 @@ class Surface:
             raise LaneValueError(
                 at_user_line(
                     f"vmap: {question}: {phrase}: its value {list(self.shape)} differs from lane to lane "  # type: ignore[attr-defined]
-                    f"({level!r})",
+                    f"({self.level!r})",
                     instead,
                 )
             )
         return answering
 
     def _check_alive(self, question: str) -> None:
-        if not self.level.alive and current_graph_task_id() == -1:
+        if self.level.alive or current_graph_task_id() != -1:
+            return
+        sync(self)  # type: ignore[arg-type]
+        if self.level.lifted(self):
             raise escaped(self.level, question)
 
     # --- numbers ---------------------------------------------------------------------------------------------------
