@@ -168,7 +168,8 @@ class LaneLevel(BatchLevel):
         kept = getattr(tensor, "gathered", None)
         # A write through a view need not change the version of what it is a view of: any write counts.
         version = (self.writes, 0 if tensor.value.is_inference() else tensor.value._version)
-        if kept is not None and kept[0] is lanes and kept[1] == version:
+        grads = is_grad_enabled()
+        if kept is not None and kept[0] is lanes and kept[1] == version and (kept[3] or not grads):
             return kept[2]
         if lanes.within(home):
             value = self.below(_gather, tensor.value, lanes.positions(home))
@@ -188,7 +189,7 @@ class LaneLevel(BatchLevel):
         self._lanes = lanes
         out = self.wrap(value)
         self._lanes = running
-        tensor.gathered = (lanes, version, out)
+        tensor.gathered = (lanes, version, out, grads)
         return out
 
     def covers(self, level: Any) -> bool:
@@ -222,7 +223,8 @@ class LaneLevel(BatchLevel):
                 found = home if sums else found
             else:
                 found = self._union(found, home)
-        return self._lanes if found is None else found
+        # What was saved may have lanes that no longer ran when the pass began: no cotangent has them.
+        return self._lanes if found is None or self._lanes.within(found) else found
 
     def _union(self, a: Lanes, b: Lanes) -> Lanes:
         if a.within(b) or b.within(a):
