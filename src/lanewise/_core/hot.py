@@ -65,9 +65,13 @@ def pointwise_path(call: Callable) -> Callable:
                     return NotImplemented
                 lower = not y.mapped
                 y = y.value
-                if y.dtype is not value.dtype or (y.dim() >= value.dim() if lower else y.dim() != value.dim()):
+                if y.dtype is not value.dtype or (lower and y.dim() >= value.dim()):
                     return NotImplemented
                 direct = direct and inert(y)
+                if not lower and y.dim() != value.dim():
+                    if not direct:
+                        return NotImplemented
+                    value, y = _of_one_rank(value, y)
             elif type(y) is Tensor:
                 if y.dtype is not value.dtype or y.dim() >= value.dim() or y.layout is not strided:
                     return NotImplemented
@@ -84,6 +88,14 @@ def pointwise_path(call: Callable) -> Callable:
         return wrapper
 
     return run
+
+
+def _of_one_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """x `[B, *S]` and y `[B, *T]`, the one of fewer dims with dims of size 1 after its lanes."""
+    missing = [1] * abs(x.dim() - y.dim())
+    if x.dim() < y.dim():
+        return x.view(x.shape[0], *missing, *x.shape[1:]), y
+    return x, y.view(y.shape[0], *missing, *y.shape[1:])
 
 
 def _uniform_first(call: Callable, args: Any) -> Any:
