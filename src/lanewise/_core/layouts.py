@@ -15,16 +15,25 @@ LAYOUT_RULES: dict[OpOverload, Callable[..., Any]] = {}
 
 
 def run_with_layouts(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
-    """An operation on lanes and a tensor without strides."""
-    rule = LAYOUT_RULES.get(func)
-    if rule is None:
-        raise _no_rule(func, args, kwargs)
+    """An operation on values of `level` and a tensor without strides."""
 
-    def run() -> Any:
-        own_args, own_kwargs = replace_tensors(_of_plain_parts, args, kwargs)
-        return rule(level, *own_args, **own_kwargs)
+    def enter(tensor: Any) -> Any:
+        if level.owns(tensor) and not level.lifted(tensor):
+            sync(tensor)
+            return tensor if level.lifted(tensor) else tensor.value
+        return _of_plain_parts(tensor)
 
-    return map_tensors(level.wrap, level.below(run))
+    def run() -> tuple[Any, bool]:
+        own_args, own_kwargs = replace_tensors(enter, args, kwargs)
+        if not any(level.mapped(operand) for operand in tensors_of(own_args, own_kwargs)):
+            return func(*own_args, **own_kwargs), False
+        rule = LAYOUT_RULES.get(func)
+        if rule is None:
+            raise _no_rule(func, args, kwargs)
+        return rule(level, *own_args, **own_kwargs), True
+
+    out, lanes = level.below(run)
+    return map_tensors(level.wrap if lanes else level.adopt, out)
 
 
 def _of_plain_parts(tensor: Tensor) -> Tensor:

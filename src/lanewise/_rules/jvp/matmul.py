@@ -58,6 +58,7 @@ def _added_product(op, product):
 
 
 _added_product(aten.addmm.default, torch.mm)
+_added_product(aten._sparse_addmm.default, torch.mm)
 _added_product(aten.addmv.default, torch.mv)
 _added_product(aten.addr.default, torch.outer)
 _added_product(aten.addbmm.default, lambda a, b: torch.bmm(a, b).sum(0))

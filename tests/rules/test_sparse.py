@@ -1,0 +1,195 @@
+"""Captured sparse tensors and lanes: products against the loop, everything else refused in words of the package."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
+
+from lanewise import grad, jvp, vjp, vmap
+from lanewise.errors import TransformError
+from tests.oracles import assert_same, loop_vmap
+
+D = torch.float64
+pytestmark = pytest.mark.filterwarnings("ignore:.*(Sparse|sparse).*:UserWarning")
+
+A = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]], dtype=D)
+X = torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(0))
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # in beta, says torch
+    MATRICES = {
+        "coo": A.to_sparse(),
+        "coo, entries twice": torch.sparse_coo_tensor(
+            [[0, 0, 1, 1], [1, 1, 0, 2]], torch.tensor([0.5, 1.5, 1.0, 3.0], dtype=D), (2, 3), check_invariants=True
+        ),
+        "csr": A.to_sparse_csr(),
+        "csc": A.to_sparse_csc(),
+    }
+    NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+PRODUCTS = {
+    "matrix @ vector": lambda s, x: s @ x,
+    "matrix @ matrix": lambda s, x: s @ torch.stack([x, x.sin()], 1),
+    "sparse.mm": lambda s, x: torch.sparse.mm(s, x[:, None]),
+    "row @ matrix": lambda s, x: x[:2] @ s,
+    "transposed": lambda s, x: s.t() @ x[:2],
+    "scaled": lambda s, x: (s * 2) @ x,
+    "negated": lambda s, x: (-s) @ x,
+    "copied": lambda s, x: s.clone() @ x,
+    "addmm": lambda s, x: torch.addmm(x[:2, None], s, x[:, None], beta=0.5, alpha=2),
+    "addmm of two that have no lanes": lambda s, x: torch.addmm(x[:2, None], s, torch.ones(3, 1, dtype=D)),
+    "sparse.addmm": lambda s, x: torch.sparse.addmm(x[:2, None], s, x[:, None]),
+    "added to dense": lambda s, x: x[:2].outer(x) + s.to_dense(),
+    "its values": lambda s, x: s.values().sum() * x,
+}
+
+
+def plain_grad(f):
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x), x)[0]
+
+    return gradient
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("name", MATRICES)
+def test_products(name, product):
+    matrix = MATRICES[name]
+    if product == "its values" and not (matrix.layout is not torch.sparse_coo or matrix.is_coalesced()):
+        matrix = matrix.coalesce()
+    f = lambda x: PRODUCTS[product](matrix, x)
+    loss = lambda x: f(x).pow(3).sum()
+    assert_same(vmap(f)(X), loop_vmap(f)(X))
+    assert_same(vmap(f, in_dims=1)(X.t()), loop_vmap(f)(X))
+    assert_same(vmap(vmap(f))(torch.stack([X, 2 * X])), loop_vmap(loop_vmap(f))(torch.stack([X, 2 * X])))
+    want = loop_vmap(plain_grad(loss))(X)
+    assert_same(vmap(grad(loss))(X), want)
+    assert_same(grad(lambda x: vmap(loss)(x).sum())(X), want)
+    slope = (loop_vmap(f)(X + 1e-6) - loop_vmap(f)(X - 1e-6)) / 2e-6
+    assert_same(vmap(lambda x: jvp(f, (x,), (torch.ones_like(x),))[1])(X), slope, (1e-6, 1e-7))
+    assert_same(jvp(vmap(f), (X,), (torch.ones_like(X),))[1], slope, (1e-6, 1e-7))
+
+
+def test_coo_added_to_dense():
+    f = lambda x: torch.add(x[:2].outer(x), MATRICES["coo"], alpha=2)
+    assert_same(vmap(f)(X), loop_vmap(f)(X))
+
+
+def test_gradients_of_a_sparse_argument():
+    matrix = MATRICES["coo"]
+    got = grad(lambda s: torch.sparse.mm(s, torch.ones(3, 2, dtype=D)).sum())(matrix)
+    assert got.layout is torch.sparse_coo and torch.equal(got.to_dense(), (A != 0) * 2.0)
+    assert torch.equal(vjp(lambda s: s.to_dense(), matrix)[0], A)
+
+
+def raised(run):
+    with pytest.raises(TransformError) as caught:
+        run()
+    return str(caught.value).split("\n")
+
+
+COO, CSR = MATRICES["coo"], MATRICES["csr"]
+REFUSED = {
+    "a mapped sparse tensor": (
+        lambda: vmap(torch.sum)(COO),
+        "vmap(sum)(args[0]): args[0] [2, 3] has the layout sparse_coo, which has no strides: its parts along dim 0 "
+        "cannot be lanes. A sparse matrix that is not mapped can be multiplied with lanes",
+        "vmap(sum, ...)(args[0].to_dense())",
+    ),
+    "a mapped compressed tensor": (
+        lambda: vmap(lambda s: s)(CSR),
+        "vmap(f)(s): s [2, 3] has the layout sparse_csr, which has no strides: its parts along dim 0 cannot be lanes. "
+        "A sparse matrix that is not mapped can be multiplied with lanes",
+        "vmap(f, ...)(s.to_dense())",
+    ),
+    "elementwise": (
+        lambda: vmap(lambda x: COO * x)(X),
+        "vmap: aten.mul.Tensor: a captured tensor of layout sparse_coo [2, 3] and a value that differs from lane to "
+        "lane: the result would have lanes, and no strides to put them into; products with matrices and vectors take "
+        "it",
+        "sparse.to_dense()",
+    ),
+    "made of lanes": (
+        lambda: vmap(lambda x: torch.sparse_coo_tensor([[0, 1, 2]], x, (3,), check_invariants=False))(X),
+        "vmap: aten._sparse_coo_tensor_with_dims_and_tensors.default makes a tensor of layout sparse_coo in each lane, "
+        "which has no strides to put lanes into",
+        "torch.zeros(shape).index_put_(indices, values)  # a strided tensor",
+    ),
+    "converted": (
+        lambda: vmap(lambda x: x.to_sparse())(X),
+        "vmap: aten._to_sparse.default: sparse tensors cannot have lanes",
+        "torch.where(mask, x, 0)           # dense inside the mapped function, .to_sparse() outside",
+    ),
+    "returned": (
+        lambda: vmap(lambda x: COO)(X),
+        "vmap: `f` returns a tensor of layout sparse_coo as output, which cannot be stacked: it has no strides to put "
+        "lanes into. It is the same in all lanes",
+        "vmap(f, out_dims=None)  # once, as it is",
+    ),
+    "a nested tensor returned": (
+        lambda: vmap(lambda x: NESTED)(X),
+        "vmap: `f` returns a tensor of layout nested as output, which cannot be stacked: it has no strides to put "
+        "lanes into. It is the same in all lanes",
+        "vmap(f, out_dims=None)  # once, as it is",
+    ),
+    "a nested tensor of lanes": (
+        lambda: vmap(lambda x: torch.nested.nested_tensor([x, x[:1]]))(X),
+        "vmap: nested tensors cannot have lanes",
+        "torch.nn.utils.rnn.pad_sequence(parts)  # and a mask of what is there",
+    ),
+    "forward mode": (
+        lambda: jvp(lambda s: s, (COO,), (COO,)),
+        "jvp(f, primals, tangents): primal 0 has the layout sparse_coo: forward mode goes through strided tensors only",
+        "jvp(lambda values: f(torch.sparse_coo_tensor(indices, values)), (values,), (tangent,))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    run, text, instead = REFUSED[name]
+    first, line, write, code, *_ = raised(run)
+    assert first == text
+    assert line.startswith(f"  at {__file__}:")
+    assert (write, code) == ("Write instead:", f"  {instead}")
+
+
+def test_code_that_uses_the_other_engine_inside():
+    """flex_attention maps its score function with torch.func's own vmap."""
+    x = torch.randn(3, 2, 16, 16)
+    first, line, write, code, *_ = raised(lambda: vmap(lambda x: flex_attention(x[None], x[None], x[None]))(x))
+    assert first.endswith(
+        "code of torch that is called here (flex_attention and its block masks do so) uses torch.func's own vmap on "
+        "tensors of this transform. The two engines cannot be nested in this order"
+    )
+    assert line.startswith(f"  at {__file__}:") and "flex_attention(x[None]" in line
+    assert code == "  F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # in place of flex_attention"
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning", "ignore::torch.jit.TracerWarning"
+)
+def test_tracing_by_torch_jit():
+    """The trace would hold the results as constants."""
+    for f in (lambda x: vmap(torch.sin)(x) + x, lambda x: jvp(torch.sin, (x,), (x,))[1] + x):
+        first, _, _, code = raised(lambda f=f: torch.jit.trace(f, (X,)))
+        assert first == (
+            "torch.jit.trace cannot look into a transform: its results for the inputs at hand would become constants"
+        )
+        assert code == "  torch.export.export(module, args)  # or torch.compile(f)"
+
+
+def test_one_hot():
+    indices = torch.tensor([[0, 2], [1, 1]])
+    f = lambda i: F.one_hot(i, 3)
+    assert_same(vmap(f)(indices), F.one_hot(indices, 3))
+    assert_same(vmap(vmap(f))(indices), F.one_hot(indices, 3))
+    assert_same(vmap(F.one_hot)(torch.tensor([[0, 2], [2, 1]])), F.one_hot(torch.tensor([[0, 2], [2, 1]])))
+    for bad, text in ((indices, "smaller than num_classes"), (indices - 2, "non-negative")):
+        with pytest.raises(RuntimeError, match=text):
+            vmap(lambda i: F.one_hot(i, 2))(bad)
+    with pytest.raises(TransformError, match="num_classes=0"):
+        vmap(lambda i: F.one_hot(i, 0))(indices)
+    with pytest.raises(TransformError, match="LongTensor"):
+        vmap(lambda i: F.one_hot(i, 3))(indices.int())
