@@ -30,7 +30,7 @@ _TOLERANCES = {  # dtype of the result -> (relative, absolute)
     torch.float16: (2e-2, 2e-3),
     torch.bfloat16: (5e-2, 2e-2),
 }
-_STEP = 1e-6
+STEP = 1e-6
 
 
 class Mismatch(Exception):
@@ -162,7 +162,7 @@ def lane_grad(f: Callable, args: Tensors, diff: tuple[int, ...]) -> Tensors:
     return torch.autograd.grad(value, [args[n] for n in diff], allow_unused=True, materialize_grads=True)
 
 
-def _filled(args: Tensors, diff: tuple[int, ...], new: Tensors) -> Tensors:
+def filled(args: Tensors, diff: tuple[int, ...], new: Tensors) -> Tensors:
     full = list(args)
     for n, tensor in zip(diff, new, strict=True):
         full[n] = tensor
@@ -172,7 +172,7 @@ def _filled(args: Tensors, diff: tuple[int, ...], new: Tensors) -> Tensors:
 def lane_jvp(f: Callable, args: Tensors, diff: tuple[int, ...], tangents: Tensors) -> Tensors:
     """Tangents of the float outputs: the derivative of the vjp in its cotangent, else central differences."""
     primals = [args[n].requires_grad_() for n in diff]
-    out = _floats(f(*_filled(args, diff, tuple(primals))))
+    out = _floats(f(*filled(args, diff, tuple(primals))))
     tracked = [t for t in out if t.requires_grad]
     if not tracked:
         raise NoOracle("not differentiable")
@@ -195,15 +195,15 @@ def central_difference(f: Callable, args: Tensors, diff: tuple[int, ...], tangen
     """Tangents of the float outputs by (f(x + ht) - f(x - ht)) / 2h."""
     primals = [args[n].detach() for n in diff]
     ends = []
-    for step in (_STEP, -_STEP):
+    for step in (STEP, -STEP):
         moved = tuple(p + step * t for p, t in zip(primals, tangents, strict=True))
-        ends.append(_floats(f(*(t.detach() for t in _filled(args, diff, moved)))))
+        ends.append(_floats(f(*(t.detach() for t in filled(args, diff, moved)))))
     if any(t.dtype not in (torch.float64, torch.complex128) for t in ends[0]):
         raise NoOracle("differences need double precision")
-    return tuple((a - b) / (2 * _STEP) for a, b in zip(*ends, strict=True))
+    return tuple((a - b) / (2 * STEP) for a, b in zip(*ends, strict=True))
 
 
-def _tangents(sample: LaneSample) -> list[Tensors]:
+def directions_of(sample: LaneSample) -> list[Tensors]:
     generator = torch.Generator().manual_seed(5)
     return [
         tuple(torch.randn(lane[n].shape, dtype=lane[n].dtype, generator=generator) for n in sample.diff)
@@ -211,7 +211,7 @@ def _tangents(sample: LaneSample) -> list[Tensors]:
     ]
 
 
-def _loop(each: Callable[[int], Tensors], layout: Layout) -> Tensors:
+def loop_over(each: Callable[[int], Tensors], layout: Layout) -> Tensors:
     """Oracle: `each` on every lane, stacked."""
     try:
         results = [each(i) for i in range(max(1, layout.lanes))]
@@ -260,7 +260,7 @@ def _vmap(sample: LaneSample, in_dims: tuple, random: bool) -> Callable:
 def check_vmap(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """vmap(f) against the loop."""
     packed = pack(sample.lanes, layout)
-    want = _loop(lambda i: sample.f(*lane(sample.lanes, layout, i)), layout)
+    want = loop_over(lambda i: sample.f(*lane(sample.lanes, layout, i)), layout)
     if random:
         got = lanewise.vmap(sample.f, in_dims=layout.in_dims, randomness="different")(*packed)
         compare(got, want, "output of randomness='different'", values=False)
@@ -286,22 +286,22 @@ def check_vmap_vmap(sample: LaneSample, layout: Layout, random: bool, values: bo
             results.append(sample.f(*(t.clone() for t in args)))
         return stack(results, 2)
 
-    want = _loop(each, layout)
+    want = loop_over(each, layout)
     got = lanewise.vmap(
         _vmap(sample, layout.in_dims, random), in_dims=outer_dims, randomness="same" if random else "error"
     )(*packed)
     return compare(got, want, "output", values)
 
 
-def _wants_grad(sample: LaneSample) -> None:
+def wants_grad(sample: LaneSample) -> None:
     if not sample.diff:
         raise NoOracle("no differentiable argument")
 
 
 def check_vmap_grad(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """vmap(grad(loss of f)) against autograd per lane."""
-    _wants_grad(sample)
-    want = _loop(lambda i: lane_grad(sample.f, lane(sample.lanes, layout, i), sample.diff), layout)
+    wants_grad(sample)
+    want = loop_over(lambda i: lane_grad(sample.f, lane(sample.lanes, layout, i), sample.diff), layout)
     transform = lanewise.grad(lambda *xs: loss(sample.f(*xs)), argnums=sample.diff)
     mapped = lanewise.vmap(transform, in_dims=layout.in_dims, randomness="same" if random else "error")
     return compare(mapped(*pack(sample.lanes, layout)), want, "gradient")
@@ -309,7 +309,7 @@ def check_vmap_grad(sample: LaneSample, layout: Layout, random: bool, values: bo
 
 def _grad_of_sum(sample: LaneSample, layout: Layout) -> Tensors:
     """Autograd per lane, laid out like the arguments: summed over the lanes of what is not mapped."""
-    per_lane = _loop(lambda i: lane_grad(sample.f, lane(sample.lanes, layout, i), sample.diff), layout)
+    per_lane = loop_over(lambda i: lane_grad(sample.f, lane(sample.lanes, layout, i), sample.diff), layout)
     found = []
     for n, gradient in zip(sample.diff, per_lane, strict=True):
         dim = layout.in_dims[n]
@@ -327,7 +327,7 @@ def _compare_gradients(got, want: Tensors, sample: LaneSample, layout: Layout) -
     except Mismatch:
         args = pack(sample.lanes, layout)
         mapped = Layout(tuple(layout.in_dims[n] for n in sample.diff), layout.lanes)
-        direction = pack(_tangents(sample), mapped)
+        direction = pack(directions_of(sample), mapped)
         total = central_difference(lambda *xs: (_loss_of_lanes(sample, layout, xs),), args, sample.diff, direction)[0]
         along = sum((g.conj() * d).sum().real for g, d in zip(got, direction, strict=True))
         if not torch.isclose(total.double(), along.double(), rtol=1e-4, atol=1e-5):
@@ -344,7 +344,7 @@ def _loss_of_lanes(sample: LaneSample, layout: Layout, args: Tensors) -> torch.T
 
 def check_grad_vmap(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """grad(loss of vmap(f)) against autograd per lane."""
-    _wants_grad(sample)
+    wants_grad(sample)
     want = _grad_of_sum(sample, layout)
     mapped = _vmap(sample, layout.in_dims, random)
     transform = lanewise.grad(lambda *xs: loss(mapped(*xs), lead=1), argnums=sample.diff)
@@ -353,7 +353,7 @@ def check_grad_vmap(sample: LaneSample, layout: Layout, random: bool, values: bo
 
 def check_backward_vmap(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """Plain torch.autograd around vmap(f)."""
-    _wants_grad(sample)
+    wants_grad(sample)
     want = _grad_of_sum(sample, layout)
     packed = tuple(
         t.detach().requires_grad_() if n in sample.diff else t for n, t in enumerate(pack(sample.lanes, layout))
@@ -369,19 +369,19 @@ def check_backward_vmap(sample: LaneSample, layout: Layout, random: bool, values
 
 
 def _check_forward(sample: LaneSample, layout: Layout, run: Callable[[Tensors, Tensors], Tensors]) -> float:
-    tangents = _tangents(sample)
+    tangents = directions_of(sample)
     mapped = Layout(tuple(layout.in_dims[n] for n in sample.diff), layout.lanes)
 
     def each(oracle):
         return lambda i: oracle(sample.f, lane(sample.lanes, layout, i), sample.diff, lane(tangents, mapped, i))
 
-    want = _loop(each(lane_jvp), layout)
+    want = loop_over(each(lane_jvp), layout)
     got = run(pack(sample.lanes, layout), pack(tangents, mapped))
     try:
         return compare(got, want, "tangent")
     except Mismatch as mismatch:
         # torch's own double backward is wrong for a few ops; differences decide then, as far as they can.
-        second = _loop(each(central_difference), layout)
+        second = loop_over(each(central_difference), layout)
         if all(torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in zip(got, second, strict=True)):
             return mismatch.size
         raise
@@ -389,14 +389,14 @@ def _check_forward(sample: LaneSample, layout: Layout, run: Callable[[Tensors, T
 
 def _jvp(f: Callable, diff: tuple[int, ...], args: Tensors, tangents: Tensors) -> Tensors:
     def g(*new):
-        return _floats(f(*_filled(args, diff, new)))
+        return _floats(f(*filled(args, diff, new)))
 
     return lanewise.jvp(g, tuple(args[n] for n in diff), tangents)[1]
 
 
 def check_jvp(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """jvp(f) of a single example (in_dims play no part)."""
-    _wants_grad(sample)
+    wants_grad(sample)
     if layout.lanes != 1:
         raise NoOracle("one example")
     unmapped = Layout(tuple(None for _ in layout.in_dims), 1)
@@ -409,7 +409,7 @@ def check_jvp(sample: LaneSample, layout: Layout, random: bool, values: bool) ->
 
 def check_vmap_jvp(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """vmap(jvp(f)) against tangents per lane."""
-    _wants_grad(sample)
+    wants_grad(sample)
     mapped = tuple(layout.in_dims[n] for n in sample.diff)
     if all(dim is None for dim in mapped) and all(dim is None for dim in layout.in_dims):
         raise NoOracle("nothing mapped")
@@ -426,7 +426,7 @@ def check_vmap_jvp(sample: LaneSample, layout: Layout, random: bool, values: boo
 
 def check_jvp_vmap(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
     """jvp(vmap(f)) against tangents per lane."""
-    _wants_grad(sample)
+    wants_grad(sample)
 
     def run(args, tangents):
         return _jvp(_vmap(sample, layout.in_dims, random), sample.diff, args, tangents)

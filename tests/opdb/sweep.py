@@ -8,7 +8,8 @@
     python -m tests.opdb.sweep --fraction 0.15 --seed 0      a seeded share of the ops
     python -m tests.opdb.sweep --failures --traceback        only what is not right, with the tracebacks of failures
 
-Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_inplace, backward_vmap, jvp, vmap_jvp, jvp_vmap.
+Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_inplace, backward_vmap, jvp, vmap_jvp, jvp_vmap, jvp_grad,
+grad_jvp, jvp_jvp, vmap_jvp_grad, vmap_jvp_jvp.
 One line per op and composition:
 
     ok      add               vmap       42 checks, worst 0
@@ -42,6 +43,7 @@ import torch
 
 from lanewise._gaps import gap_reason
 
+from . import second  # noqa: F401  (registers its compositions)
 from .check import COMPOSITIONS, MAIN, Outcome, check
 from .samples import OPS
 

@@ -11,6 +11,7 @@ import pytest
 
 from lanewise._gaps import KNOWN_GAPS
 
+from . import second  # noqa: F401  (registers its compositions)
 from .check import COMPOSITIONS, MAIN
 from .samples import OPS
 from .sweep import GOOD, chosen, line, sweep, verdict

@@ -1,0 +1,135 @@
+"""Second derivatives of one op along two directions, against differences of plain autograd's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import lanewise
+
+from .check import (
+    COMPOSITIONS,
+    STEP,
+    Layout,
+    Mismatch,
+    NoOracle,
+    Tensors,
+    directions_of,
+    filled,
+    lane,
+    lane_grad,
+    loop_over,
+    loss,
+    pack,
+    wants_grad,
+)
+from .samples import LaneSample
+
+
+def _second(sample: LaneSample, layout: Layout, run: Callable, each: Callable) -> float:
+    """A second derivative along two directions, of one example or of each lane, against differences of gradients."""
+    wants_grad(sample)
+    if any(row[n].dtype not in (torch.float64, torch.complex128) for row in sample.lanes for n in sample.diff):
+        raise NoOracle("differences need double precision")
+    tangents = directions_of(sample)
+    mapped = Layout(tuple(layout.in_dims[n] for n in sample.diff), layout.lanes)
+    want = loop_over(lambda i: each(lane(sample.lanes, layout, i), lane(tangents, mapped, i)), layout)
+    got = run(pack(sample.lanes, layout), pack(tangents, mapped))
+    worst = 0.0
+    for a, b in zip(got, want, strict=True):
+        if a.shape != b.shape:
+            raise Mismatch(f"second derivative: shape {list(a.shape)} instead of {list(b.shape)}")
+        # Differences of first derivatives are good to about the root of the precision, in relation to all of them.
+        # Where they are not finite (the logarithm of a negative number), there is nothing to compare with.
+        defined = b.isfinite()
+        scale = 1 + max((t[t.isfinite()].abs().max().item() for t in want if t.isfinite().any()), default=0.0)
+        gap = (a - b)[defined].abs().nan_to_num(nan=float("inf")).max().item() if defined.any() else 0.0
+        if not gap <= 2e-5 * scale:
+            raise Mismatch(f"second derivative: differs by {gap:.2g} where values go up to {scale:.2g}", gap)
+        worst = max(worst, gap / scale)
+    return worst
+
+
+def _product(f: Callable, diff: tuple[int, ...]) -> Callable[[Tensors, Tensors], Tensors]:
+    """Hessian of `loss(f(*args))` times tangents, by differences of plain autograd's gradients."""
+
+    def each(args: Tensors, tangents: Tensors) -> Tensors:
+        ends = []
+        for step in (STEP, -STEP):
+            moved = tuple((args[n] + step * t).detach() for n, t in zip(diff, tangents, strict=True))
+            ends.append(lane_grad(f, filled(args, diff, moved), diff))
+        return tuple((a - b) / (2 * STEP) for a, b in zip(*ends, strict=True))
+
+    return each
+
+
+def _scalar(f: Callable, diff: tuple[int, ...], args: Tensors) -> Callable:
+    return lambda *new: loss(f(*filled(args, diff, new)))
+
+
+def _forward_over_reverse(f: Callable, diff: tuple[int, ...], args: Tensors, tangents: Tensors) -> Tensors:
+    gradient = lanewise.grad(_scalar(f, diff, args), argnums=tuple(range(len(diff))))
+    return lanewise.jvp(gradient, tuple(args[n] for n in diff), tangents)[1]
+
+
+def _reverse_over_forward(f: Callable, diff: tuple[int, ...], args: Tensors, tangents: Tensors) -> Tensors:
+    def slope(*new: torch.Tensor) -> torch.Tensor:
+        return lanewise.jvp(_scalar(f, diff, args), new, tangents)[1]
+
+    return lanewise.grad(slope, argnums=tuple(range(len(diff))))(*[args[n] for n in diff])
+
+
+def _forward_over_forward(f: Callable, diff: tuple[int, ...], args: Tensors, tangents: Tensors) -> Tensors:
+    def slope(*new: torch.Tensor) -> torch.Tensor:
+        return lanewise.jvp(_scalar(f, diff, args), new, tangents)[1]
+
+    return (lanewise.jvp(slope, tuple(args[n] for n in diff), tangents)[1],)
+
+
+def _curvature(f: Callable, diff: tuple[int, ...]) -> Callable[[Tensors, Tensors], Tensors]:
+    product = _product(f, diff)
+
+    def each(args: Tensors, tangents: Tensors) -> Tensors:
+        rows = product(args, tangents)
+        return (
+            sum(((t.conj() * h).sum().real for t, h in zip(tangents, rows, strict=True)), torch.zeros(())).double(),
+        )
+
+    return each
+
+
+def _check_second(way: Callable, oracle: Callable, lanes: bool) -> Callable:
+    def check_second(sample: LaneSample, layout: Layout, random: bool, values: bool) -> float:
+        """A second derivative of one example (in_dims play no part), or of lanes in front."""
+        if layout.lanes != 1 or any(dim != 0 for dim in layout.in_dims):
+            raise NoOracle("one layout is enough")
+        if not lanes:
+            alone = Layout(tuple(None for _ in layout.in_dims), 1)
+
+            def run(args: Tensors, tangents: Tensors) -> Tensors:
+                return tuple(t.unsqueeze(0) for t in way(sample.f, sample.diff, args, tangents))
+
+            return _second(sample, alone, run, oracle(sample.f, sample.diff))
+        several = Layout(layout.in_dims, 2)
+
+        def each_lane(args: Tensors, tangents: Tensors) -> Tensors:
+            mapped = tuple(several.in_dims[n] for n in sample.diff)
+            return lanewise.vmap(
+                lambda args, tangents: way(sample.f, sample.diff, args, tangents),
+                in_dims=(several.in_dims, mapped),
+                randomness="same" if random else "error",
+            )(args, tangents)
+
+        return _second(sample, several, each_lane, oracle(sample.f, sample.diff))
+
+    return check_second
+
+
+COMPOSITIONS |= {
+    "jvp_grad": _check_second(_forward_over_reverse, _product, lanes=False),
+    "grad_jvp": _check_second(_reverse_over_forward, _product, lanes=False),
+    "jvp_jvp": _check_second(_forward_over_forward, _curvature, lanes=False),
+    "vmap_jvp_grad": _check_second(_forward_over_reverse, _product, lanes=True),
+    "vmap_jvp_jvp": _check_second(_forward_over_forward, _curvature, lanes=True),
+}
