@@ -205,3 +205,53 @@ def test_random_numbers_of_lanes_that_run_again(f):
         # The mean of three uniform numbers is above 2/3 with probability 1/6.
         assert abs((out > 2 / 3).double().mean() - 1 / 6) < 0.03
         assert abs(out.mean() - 0.5) < 0.02
+
+
+# --- selections that are only reduced --------------------------------------------------------------------------------
+
+REDUCED = {
+    "sum": lambda x: x[x > 0].sum(),
+    "sum_dim": lambda x: x[x > 0].sum(0),
+    "sum_other": lambda x: (x * x)[x > 0].sum(dim=0),
+    "mean": lambda x: x[x > 0].mean(),
+    "prod": lambda x: x[x > 0].prod(),
+    "any": lambda x: x[x > 0].any(),
+    "all": lambda x: (x > 1)[x > 0].all(),
+    "numel": lambda x: x * x[x > 0].numel(),
+    "count": lambda x: x[x > 0].numel(),
+    "bools": lambda x: (x > 1)[x > 0].sum(),
+    "rows": lambda x: x.expand(2, 4).T[x > 0].sum(),
+    "rows_numel": lambda x: x.expand(2, 4).T[x > 0].numel(),
+    "rows_dim": lambda x: x.expand(2, 4).T[x > 0].sum(0),
+    "half": lambda x: x.half()[x > 0].mean(),
+    "not_finite": lambda x: (1 / x.relu())[x > 0].sum(),
+    "none": lambda x: x[x > 10].sum() + x[x > x.max()].prod() + x[x > 0.5].sum(),
+    "nested": lambda x: x[x > x[x > -1].mean()].sum(),
+    "range": lambda x: x[1:3].sum() + x[x > 0].sum(),
+    "of_numbers": lambda x: x[: x[x > 0].numel()].sum(),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_reduced_selections(name):
+    f = REDUCED[name]
+    xs = normal(20, 4)
+    for _ in range(2):
+        out = vmap(f)(xs)
+    want = [torch.as_tensor(f(x)) for x in xs]
+    torch.testing.assert_close(out, torch.stack(want), equal_nan=True)
+    if not out.is_floating_point():
+        return
+    leaves = xs.clone().requires_grad_().unbind()
+    losses = [f(x).double().sum() for x in leaves]
+    grads = torch.stack([torch.autograd.grad(loss, x)[0] for loss, x in zip(losses, leaves)])
+    torch.testing.assert_close(vmap(grad(lambda x: f(x).double().sum()))(xs), grads, equal_nan=True)
+    torch.testing.assert_close(grad(lambda xs: vmap(f)(xs).double().sum())(xs), grads, equal_nan=True)
+
+
+def test_a_reduced_selection_runs_once_for_all_lanes():
+    xs = normal(200, 6)
+    vmap(REDUCED["sum"])(xs)  # sees that lanes part
+    with Rows(torch.ops.aten.gt.Scalar) as seen:
+        vmap(REDUCED["sum"])(xs)
+    assert seen.rows == [200]

@@ -7,6 +7,8 @@ from lanewise._control.builders import call, load_name, runtime, thunk
 from lanewise._control.source import Function, Unsupported, argument_names
 
 _NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})
+# Methods of what a mask picks that do not need it picked (selections.py).
+REDUCTIONS = frozenset({"sum", "mean", "prod", "any", "all", "numel"})
 
 
 class Expressions(ast.NodeTransformer):
@@ -142,10 +144,15 @@ class Expressions(ast.NodeTransformer):
                     raise Unsupported("`super()` without an argument of the function")
                 node.args = [load_name("__class__"), load_name(names[0])]
             return node
+        if isinstance(func, ast.Attribute) and func.attr in REDUCTIONS and isinstance(func.value, ast.Subscript):
+            # Of `x[mask].sum()`, `x[mask]` is not needed.
+            func.value = self.visit_Subscript(func.value, "picked")
+            node.func = ast.copy_location(call(runtime("fn"), func), func)
+            return node
         node.func = ast.copy_location(call(runtime("fn"), self.visit(func)), func)
         return node
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+    def visit_Subscript(self, node: ast.Subscript, get: str = "item") -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
             node.value = ast.copy_location(call(runtime("changes"), self.visit(node.value)), node.value)
             node.slice = self.visit(node.slice)
@@ -154,7 +161,7 @@ class Expressions(ast.NodeTransformer):
             node.value = self.visit(node.value)
             return node
         value = self.visit(node.value)
-        return ast.copy_location(call(runtime("item"), value, self.index(node.slice)), node)
+        return ast.copy_location(call(runtime(get), value, self.index(node.slice)), node)
 
     def index(self, node: ast.expr) -> ast.expr:
         """What stands in brackets, as an expression."""

@@ -12,6 +12,7 @@ from lanewise._control.merging import UNBOUND, Mixed, merge
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.replacements import LaneRange, contains, item, lacks, set_item
+from lanewise._control.selections import picked
 from lanewise._core.joins import decide
 from lanewise._core.lanes import (
     EMPTY,
@@ -25,7 +26,7 @@ from lanewise._core.lanes import (
     merge_target,
 )
 
-__all__ = ["changes", "changes_outside", "contains", "fn", "item", "lacks", "made", "set_item"]
+__all__ = ["changes", "changes_outside", "contains", "fn", "item", "lacks", "made", "picked", "set_item"]
 
 AssertionError = builtins.AssertionError
 locals = builtins.locals
