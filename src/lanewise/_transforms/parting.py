@@ -28,15 +28,27 @@ runner = _Runner()
 def code_of(func: Any) -> Any:
     """What stands for a function among those whose lanes parted: closures and methods by their code.
 
-    For a transform of a function that function does: all transforms of one kind have the same code.
+    For a transform of a function that function does, for a container of modules the classes in it, and for a function
+    that calls others of its scope these as well: all of one kind have the same code.
     """
     while hasattr(func, "__wrapped__"):
         func = func.__wrapped__
     if isinstance(func, functools.partial):
         return code_of(func.func)
     if isinstance(func, torch.nn.Module):
+        if type(func).__module__ == "torch.nn.modules.container":
+            return frozenset([type(part) for part in func.modules()])
         return getattr(type(func), "forward", None) or type(func)  # a scripted module's class has none to give
-    return getattr(func, "__code__", None) or id(func)
+    code = getattr(func, "__code__", None) or id(func)
+    inner = [] if getattr(func, "__closure__", None) is None else [_code_in(cell) for cell in func.__closure__]
+    return (code, *inner) if any(inner) else code
+
+
+def _code_in(cell: Any) -> Any:
+    try:
+        return getattr(cell.cell_contents, "__code__", None)
+    except ValueError:  # not bound yet
+        return None
 
 
 def parts(code: Any) -> bool:
@@ -44,10 +56,13 @@ def parts(code: Any) -> bool:
     return code in parted or type(current_level()) is LaneLevel
 
 
-def start_again(level: BatchLevel, code: Any, disagreement: Disagreement) -> None:
-    """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part."""
-    if disagreement.level is not level:
-        raise disagreement
+def start_again(level: BatchLevel, code: Any, error: BaseException) -> None:
+    """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part.
+
+    Raises `error` again where they did not disagree.
+    """
+    if arrived(level, error, Disagreement) is None:
+        raise error
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
     parted.add(code)
