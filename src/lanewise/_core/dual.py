@@ -12,6 +12,7 @@ from lanewise._core.native import differentiable, double_reverse, native_jvp
 from lanewise._core.plane import (
     Plane,
     argument,
+    at_home,
     lift,
     map_tensors,
     new_wrapper,
@@ -71,7 +72,9 @@ class DualLevel(Level):
         return out
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> DualTensor:
-        """A value without a tangent, which may get one when something is written into it."""
+        """A value without a tangent, which may get one when something is written into it; one without strides stays."""
+        if value.layout is not torch.strided:
+            return value  # type: ignore[return-value]
         out = new_wrapper(DualTensor, value, value.shape, value.stride())
         forbid_data_pointer(out)
         out.value = value
@@ -205,6 +208,14 @@ def lay_out(x: DualTensor) -> None:
     A view of the primal and of the tangent then cover the same elements, and no two elements share memory. (A tensor
     that is a view already is laid out as the tensor it was taken from.)
     """
+    if isinstance(x.value, Plane):
+        with at_home(x.value):
+            _lay_out(x)
+    else:
+        _lay_out(x)
+
+
+def _lay_out(x: DualTensor) -> None:
     value, tangent = x.value, x.tangent
     assert tangent is not None
     if isinstance(value, Plane) and not x._is_view() and not _levels(value) <= _levels(tangent):

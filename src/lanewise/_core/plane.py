@@ -204,13 +204,37 @@ def sync(wrapper: Plane) -> None:
         level.copy_slots(wrapper, view if index is None else view[index])
 
 
+class at_home:
+    """All lanes that a value was made for run inside, where some have parted: what is made is to stand beside it."""
+
+    __slots__ = ("value", "running")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.running: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> None:
+        part = self.value
+        while isinstance(part, Plane):
+            level, home = part.level, getattr(part, "home", None)
+            if home is not None and level.alive and level.lanes is not home:
+                self.running.append((level, level.lanes))
+                level.lanes = home
+            part = part.value
+
+    def __exit__(self, *exc: object) -> None:
+        for level, lanes in reversed(self.running):
+            level.lanes = lanes
+
+
 def lift(wrapper: Plane) -> None:
     """Give an unlifted tensor lanes (or a tangent) of its own, together with the tensor it is a view of."""
     sync(wrapper)
     if wrapper.level.lifted(wrapper):
         return
     if wrapper.origin is None:
-        wrapper.level.lift(wrapper)
+        with at_home(wrapper.value):
+            wrapper.level.lift(wrapper)
     elif not isinstance(wrapper.origin[0], Plane):
         raise CapturedWriteError(
             at_user_line(
