@@ -9,7 +9,7 @@ import torch
 from lanewise._core.batch import BatchLevel
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Disagreement
+from lanewise._core.lanes import Disagreement, arrived
 from lanewise._core.level import current_level
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
