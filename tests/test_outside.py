@@ -255,11 +255,11 @@ class Remembers(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(W.clone())
         self.count = torch.zeros((), dtype=torch.float64)
-        self.cache = None
+        self.cache = ()
 
     def forward(self, x):
         self.count = self.count + 1
-        if self.cache is None:
+        if not self.cache:
             self.cache = (self.weight.exp(), torch.arange(3.0, dtype=torch.float64) * 2)
         scale, steps = self.cache
         return (x * scale + steps[1:].sum()) * steps

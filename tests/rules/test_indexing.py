@@ -171,12 +171,23 @@ NUMBERS = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_of_a_lane_as_index(name):
     f, *makers = NUMBERS[name]
+    check(f, *makers)
 
-    def inside(x, *others):
-        # An index with lanes needs a tensor of the plane: what is captured is copied into one.
-        return f(torch.zeros_like(x).copy_(x), *others)
 
-    check(inside, *makers)
+def test_a_number_of_a_lane_as_index_of_a_captured_table():
+    table = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+    numbers, runs = torch.arange(40).flip(0), []
+
+    def f(i):
+        runs.append(i)
+        return table[i].sin() * table[i, 0] + [table, table * 2][1][-1 - i, 1:].sum()
+
+    out = vmap(f)(numbers)
+    assert len(runs) == 1
+    want = torch.stack([f(i) for i in numbers])
+    torch.testing.assert_close(out, want)
+    for got, expected in zip(*(torch.autograd.grad(o.cos().sum(), table) for o in (out, want)), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def test_a_number_of_a_lane_out_of_range():

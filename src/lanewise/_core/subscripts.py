@@ -3,6 +3,7 @@
 torch asks a 0-dim index for its Python value; here it stays a tensor, and the index is one of a gather.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -10,9 +11,25 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.plane import Plane, sync
+from lanewise._torch_compat import never_compile
 
 _get = Tensor.__getitem__
 _set = Tensor.__setitem__
+
+
+@functools.wraps(_get)
+def _get_plain(self: Any, index: Any) -> Any:
+    """`Tensor.__getitem__` of a tensor from outside, whose index may be a number of each lane."""
+    if isinstance(index, Plane) or (type(index) is tuple and _holds_plane(index)):
+        return get_item(self, index)
+    return _get(self, index)
+
+
+def _holds_plane(index: tuple) -> bool:
+    for entry in index:
+        if isinstance(entry, Plane):
+            return True
+    return False
 
 
 def get_item(x: Tensor, index: Any) -> Tensor:
@@ -21,7 +38,10 @@ def get_item(x: Tensor, index: Any) -> Tensor:
     if not any(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries):
         return _get(x, index)
     places, rest, _ = _split(x, entries)
-    return _get(torch.ops.aten.index.Tensor(x, places), rest)
+    used = [dim for dim, place in enumerate(places) if place is not None]
+    front = used[0] if used[-1] - used[0] + 1 == len(used) else 0
+    picked = _get(x, tuple([slice(None) if place is None else place.unsqueeze(0) for place in places]))
+    return _get(picked.squeeze(front), rest)
 
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
@@ -97,3 +117,7 @@ def _split(x: Tensor, entries: tuple) -> tuple[list, tuple, tuple]:
             window.append(entry)
         dim += x.dim() - _taken(entries) if entry is Ellipsis else _width(entry)
     return places, tuple(rest), tuple(window)
+
+
+never_compile(_get_plain)
+Tensor.__getitem__ = _get_plain  # type: ignore[method-assign]
