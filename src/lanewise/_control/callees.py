@@ -238,6 +238,9 @@ def changes(thing: Any) -> Any:
                     return thing
                 break
         raise Restart(machine.level)
+    level = machine.level
+    if level is not None and level.aliases is not None:
+        level.aliases.check_container(level, thing)
     return thing
 
 

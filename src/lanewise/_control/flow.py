@@ -110,8 +110,10 @@ class Frame:
         return join_values(self.level, self.base, self.pieces, self.values)  # type: ignore[arg-type]
 
     def state(self, names: tuple[str, ...], variables: dict) -> list[Any]:
-        """What variables hold."""
-        return [variables.get(name, UNBOUND) for name in names]
+        """What variables hold, taken from a dict of them that nobody needs any more."""
+        values = [variables.get(name, UNBOUND) for name in names]
+        variables.clear()  # before Python 3.13 the frame keeps the dict, and what is in it
+        return values
 
     def join(self, base: Lanes, pieces: list[Lanes], states: list[list[Any]], names: tuple[str, ...]) -> list[Any]:
         """What variables hold where lanes come together, and these go on."""

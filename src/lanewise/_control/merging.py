@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.numbers import DTYPES, LaneNumber, kind_of
-from lanewise._core.aliases import Aliases
+from lanewise._core.aliases import aliases_of
 from lanewise._core.joins import merge_tensors, narrow, on_home
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target
@@ -120,12 +120,16 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
     if isinstance(first, (tuple, list)):
         if any(len(value) != len(first) for value in values):
             raise Unmergeable("lengths " + " and ".join(sorted({str(len(value)) for value in values})))
-        entries = [merge(level, target, pieces, list(column)) for column in zip(*values)]
-        return _rebuilt(first, entries)
+        out = _rebuilt(first, [merge(level, target, pieces, list(column)) for column in zip(*values)])
+        if isinstance(first, list):
+            aliases_of(level).join_containers(out, values)
+        return out
     if type(first) is dict:
         if any(list(value) != list(first) for value in values):
             raise Unmergeable("keys")
-        return {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}
+        out = {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}
+        aliases_of(level).join_containers(out, values)
+        return out
     if isinstance(first, _PLAIN) and all(value == first for value in values):
         return first
     raise Unmergeable(f"values of type {type(first).__name__}")
@@ -168,9 +172,7 @@ def _merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values
     finally:
         if switched:
             set_grad_enabled(False)
-    if level.aliases is None:
-        level.aliases = Aliases()
-    level.aliases.join(out, tensors)
+    aliases_of(level).join(out, tensors)
     return out
 
 

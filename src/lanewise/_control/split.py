@@ -14,7 +14,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
-from lanewise._core.lanes import Restart
+from lanewise._core.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import recorded
 from lanewise._core.trees import Spec, unflatten
@@ -57,10 +57,13 @@ def run_apart(
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec)
                 join = partial(put_together, out_dims=out_dims)
                 out = boundary(level, thunk, join, structured=func is not None)
+                if machine.raised:
+                    raise_caught(level, Restart)
                 _give_back(level, leaves, dims, lanes, place)
                 return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
-        except Restart as restart:
-            if restart.level is not level:
+        except BaseException as error:
+            restart = arrived(level, error, Restart)
+            if restart is None:
                 raise
             level.journal.undo(level)
             flat = flat and restart.flat

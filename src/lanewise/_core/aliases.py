@@ -1,9 +1,10 @@
-"""Tensors that lanes came together in, while what some of these lanes had before lives on under another name.
+"""Values that lanes came together in, while what some of these lanes had before lives on under another name.
 
-`c = a if x > 0 else b` gives those lanes the very tensor `a`; the merged one has memory of its own. A write to either
+`c = a if x > 0 else b` gives those lanes the very tensor or list `a`; the merged one is another. A write to either
 would be missing in the other, so it makes the `vmap` start again and run the function as it was written.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ class Aliases:
 
     Attributes:
         partners: For each address: whose memory it was, and the memory that holds the same value.
+        containers: Lists and dicts by their id, and the ids of those that hold the same entries.
     """
 
-    __slots__ = ("partners",)
+    __slots__ = ("partners", "containers")
 
     def __init__(self) -> None:
         self.partners: dict[int, tuple[StorageWeakRef, list[StorageWeakRef]]] = {}
+        self.containers: dict[int, tuple[Any, list[int]]] = {}
 
     def join(self, merged: Tensor, sources: list[Tensor]) -> None:
         """`merged` holds the values of `sources` from now on."""
@@ -52,6 +55,29 @@ class Aliases:
             return
         if any(not ref.expired() for ref in known[1]):
             raise Restart(level)
+
+    def join_containers(self, merged: Any, sources: list[Any]) -> None:
+        """`merged` holds the entries of `sources` from now on."""
+        if len(self.containers) > _MANY:
+            self.containers = {key: pair for key, pair in self.containers.items() if sys.getrefcount(pair[0]) > 2}
+        self.containers[id(merged)] = merged, [id(source) for source in sources]
+        for source in sources:
+            self.containers.setdefault(id(source), (source, []))[1].append(id(merged))
+
+    def check_container(self, level: Any, container: Any) -> None:
+        """Before a list or a dict is changed."""
+        for key in self.containers.get(id(container), (None, ()))[1]:
+            known = self.containers.get(key)
+            # Nobody else knows it: the one reference is here, and that of the question.
+            if known is not None and sys.getrefcount(known[0]) > 2:
+                raise Restart(level)
+
+
+def aliases_of(level: Any) -> Aliases:
+    """The record of a level, begun where there is none."""
+    if level.aliases is None:
+        level.aliases = Aliases()
+    return level.aliases
 
 
 def _storage(value: Any) -> torch.UntypedStorage:

@@ -136,12 +136,13 @@ class Unmergeable(Exception):
 class Disagreement(BaseException):
     """Lanes of `level` want different Python values, where all run together; its `vmap` starts again, ready for that.
 
-    Not an Exception, so that code of the user does not catch it.
+    Not an Exception, so that code of the user does not catch it; a bare `except` does, so it is also written down.
     """
 
     def __init__(self, level: Any) -> None:
         super().__init__()
         self.level = level
+        machine.raised.append((Disagreement, level))
 
 
 class BeginAgain(BaseException):
@@ -165,6 +166,28 @@ class Restart(BaseException):
         self.level = level
         self.structured = structured
         self.flat = flat
+        machine.raised.append((Restart, level, structured, flat))
+
+
+def arrived(level: Any, error: BaseException | None, kind: type[BaseException]) -> Any:
+    """The Disagreement or Restart of a level that has come to its `vmap`, or that code on the way has caught; or None.
+
+    `error`: what came in its place.
+    """
+    found = error if isinstance(error, kind) and error.level is level else None  # type: ignore[attr-defined]
+    if machine.raised:
+        for raised, owner, *options in machine.raised:
+            if found is None and raised is kind and owner is level:
+                found = kind(level, *options)
+        machine.raised[:] = [entry for entry in machine.raised if entry[1] is not level]
+    return found
+
+
+def raise_caught(level: Any, kind: type[BaseException]) -> None:
+    """Raise again what code of the function has caught, by a bare `except` for example."""
+    found = arrived(level, None, kind)
+    if found is not None:
+        raise found
 
 
 class Boundary:
@@ -212,6 +235,7 @@ class Machine(threading.local):
     Attributes:
         level: The innermost level whose function runs converted, None if there is none.
         boundaries: The open boundaries, innermost last.
+        raised: The Disagreements and Restarts that have not come to their `vmap` yet.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
     """
 
@@ -219,6 +243,7 @@ class Machine(threading.local):
         self.level: Any = None
         self.boundaries: list[Boundary] = []
         self.together = 0
+        self.raised: list[tuple] = []
 
 
 machine = Machine()

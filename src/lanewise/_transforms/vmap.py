@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.lanes import Disagreement, machine
+from lanewise._core.lanes import Disagreement, machine, raise_caught
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
@@ -119,14 +119,16 @@ def vmap(
                     level.restartable = True
                     level.journal = list(args)
                     out = func(*lanes, **kwargs)
+                    if machine.raised:
+                        raise_caught(level, Disagreement)
                     if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                         value = out.value
                         if not value.is_inference() and not _is_one_of(value, args):
                             return value
                     leaves, dims, spec = leave(level, out, out_dims, func, args)
                 return unflatten(leaves, spec)
-            except Disagreement as disagreement:
-                start_again(level, code, disagreement)
+            except BaseException as error:
+                start_again(level, code, error)
                 if generators is not None:
                     generators.reseat()
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
@@ -217,9 +219,11 @@ def run_lanes(
                         lanes[position] = level.wrap(lane_rows(leaf, dim, place))
                 args, kwargs = unflatten(lanes, spec)
                 out = call.func(*args, **kwargs)
+                if machine.raised:
+                    raise_caught(level, Disagreement)
                 return leave(level, out, out_dims, call.func, leaves)
-        except Disagreement as disagreement:
-            start_again(level, code, disagreement)
+        except BaseException as error:
+            start_again(level, code, error)
             if generators is not None:
                 generators.reseat()
     try:
