@@ -255,7 +255,7 @@ class Remembers(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(W.clone())
         self.count = torch.zeros((), dtype=torch.float64)
-        self.cache = ()
+        self.cache: tuple = ()
 
     def forward(self, x):
         self.count = self.count + 1
