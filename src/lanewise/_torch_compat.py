@@ -18,6 +18,7 @@ import torch.autograd.function
 import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn.modules.batchnorm
+import torch.nn.modules.instancenorm
 import torch.nn.modules.module
 import torch.nn.utils.parametrize
 import torch.utils._mode_utils
@@ -129,6 +130,16 @@ def enter_engine_through(run: Callable) -> None:
 # What torch.jit.trace records into, None where it does not run. Without it, a traced transform would be a constant.
 jit_tracing_state = torch._C._get_tracing_state
 
+# The number that autograd will give to the next node of its graph in this thread: older nodes were there before. Without
+# it, gradients inside a mapped function leave out paths through its arguments.
+next_node_number = torch.autograd._get_sequence_nr
+
+
+def node_number(node: Any) -> int:
+    """The number of a node of the graph; leaves have the highest of all."""
+    return node._sequence_nr()
+
+
 # True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
@@ -230,8 +241,9 @@ def has_module_hooks(module: torch.nn.Module) -> bool:
     )
 
 
-# The class of all BatchNorms, synchronized and lazy ones too; without it: a tuple of the public classes.
+# The classes of all BatchNorms, synchronized and lazy ones too, and of all InstanceNorms; without: the public classes.
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
+InstanceNormBase = torch.nn.modules.instancenorm._InstanceNorm
 
 
 def forget_parametrized(owner: torch.nn.Module, name: str) -> None:

@@ -166,20 +166,37 @@ def test_the_same_tensors_can_be_differentiated_afterwards():
     assert_same(module.bias.grad, torch.full((3,), 20.0, dtype=D))
 
 
-def test_an_instance_norm_called_again_is_refused():
-    module = nn.InstanceNorm1d(3, track_running_stats=True)
+def test_several_calls_of_one_instance_norm():
+    module = nn.InstanceNorm1d(3, track_running_stats=True).to(D)
+    check(module, lambda m: (vmap(twice(m)), loop(twice(m))), torch.randn(5, 2, 3, 4, dtype=D))
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("name", NORMS)
+def test_lanes_that_take_different_branches_are_refused_and_nothing_is_left_updated(name, momentum):
+    make, shape = NORMS[name]
+    module = make(momentum)
+    before = [t.clone() for t in module.buffers()]
+
+    def f(x):
+        y = module(x)
+        if x.sum() > 0:
+            return y * 2
+        return y
+
+    x = torch.randn(shape)
     with pytest.raises(lanewise.errors.TransformError) as caught:
-        vmap(lambda x: module(module(x)))(torch.randn(4, 3, 5))
-    assert str(caught.value) == (
-        "vmap: InstanceNorm1d(3, eps=1e-05, momentum=0.1, affine=False, bias=False, track_running_stats=True): "
-        "`running_mean` [3] was made outside the mapped function, and is updated for the second time inside: a loop "
-        "would make both updates for one example before any for the next, which this norm cannot\n"
-        f"  at {__file__}:{caught.traceback[0].lineno + 1}: vmap(lambda x: module(module(x)))(torch.randn(4, 3, 5))\n"
-        "Write instead:\n"
-        "  module.eval()                                       # use the running statistics as they are\n"
-        "  torch.nn.InstanceNorm1d(channels)                   # no running statistics\n"
-        "  vmap(f)(xs, buffers)                                # running statistics for each lane, passed in"
+        vmap(f)(torch.stack([x[0], -x[0]]))
+    assert str(caught.value).startswith(
+        f"vmap: {module}: running statistics [3] made outside the mapped function are updated where lanes take "
+        "different branches: the lanes of one branch would update them before those of the other, in an order that is "
+        f"not a loop's\n  at {__file__}"
     )
+    counts = [t for t in module.buffers() if t.dim() == 0]
+    assert_same(tuple(t for t in module.buffers() if t.dim()), tuple(t for t in before if t.dim()))
+    assert all(int(count) <= 1 for count in counts)
+    same = torch.stack([x[0], x[0] * 2])
+    check(module.to(D), lambda m: (vmap(m), loop(m)), same.to(D))
 
 
 def test_updates_with_lanes_around_one_without_are_refused():

@@ -186,6 +186,8 @@ def test_one_hot():
     assert_same(vmap(f)(indices), F.one_hot(indices, 3))
     assert_same(vmap(vmap(f))(indices), F.one_hot(indices, 3))
     assert_same(vmap(F.one_hot)(torch.tensor([[0, 2], [2, 1]])), F.one_hot(torch.tensor([[0, 2], [2, 1]])))
+    captured = vmap(lambda x: x * F.one_hot(indices, 3).sum())(torch.ones(2))
+    assert_same(captured, torch.full((2,), 4.0))
     for bad, text in ((indices, "smaller than num_classes"), (indices - 2, "non-negative")):
         with pytest.raises(RuntimeError, match=text):
             vmap(lambda i: F.one_hot(i, 2))(bad)

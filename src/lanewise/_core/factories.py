@@ -134,6 +134,12 @@ def route(op: OpOverload, kernel: Any) -> None:
     _kernels.impl(op.name().removeprefix("aten::"), kernel, FACTORY_KEY_NAME)
 
 
+def unrouted(op: OpOverload, *args: Any) -> Any:
+    """A call of a routed operation that does not come back to its kernel."""
+    with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
+        return op(*args)
+
+
 def _on_plane(operand: Tensor, level: Level) -> bool:
     """Whether an operand belongs to this level, whose rules then make the result; one of a plane below does not."""
     return isinstance(operand, Plane) and operand.level.order >= level.order

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
-from lanewise._core.factories import route
+from lanewise._core.factories import route, unrouted
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import lane_rule
 from lanewise.errors import TransformError, at_user_line
@@ -193,7 +193,7 @@ def embedding_bag_weights_backward(level, grad, weight, indices, offsets, bags, 
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     """x [*S], int64 -> [*S, num_classes]. torch's own looks at the values of plain tensors only."""
     if not isinstance(x, Plane):
-        return aten.one_hot(x, num_classes)
+        return unrouted(aten.one_hot.default, x, num_classes)
     if x.dtype is not torch.int64:
         raise TransformError(
             at_user_line(

@@ -13,16 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.level import Level
-from lanewise._core.plane import Plane
-from lanewise._torch_compat import BatchNormBase, preserve_version
+from lanewise._core.factories import route, unrouted
+from lanewise._core.journal import Journal, memory
+from lanewise._core.lane_level import LaneLevel
+from lanewise._core.level import Level, current_level
+from lanewise._core.plane import Plane, detached
+from lanewise._torch_compat import BatchNormBase, InstanceNormBase, preserve_version
 from lanewise.errors import TransformError, at_user_line
 
+aten = torch.ops.aten
 _BATCH_NORMS = {BatchNormBase.forward.__code__, nn.SyncBatchNorm.forward.__code__}
+_NORMS = {*_BATCH_NORMS, InstanceNormBase.forward.__code__}
 
 
 class Step(NamedTuple):
@@ -66,7 +70,7 @@ _entries: weakref.WeakKeyDictionary[Level, dict[int, Entry]] = weakref.WeakKeyDi
 
 
 def update_running(
-    level: BatchLevel,
+    level: Level,
     statistics: Sequence[Tensor | None],
     news: Sequence[Tensor | None],
     operands: list[Tensor],
@@ -81,15 +85,15 @@ def update_running(
         operands: What the operation was given; a level counts where one of these has its lanes.
         momentum: The weight of a new statistic.
     """
-    module = _batch_norm_of(statistics)
+    module = _running_norm(_BATCH_NORMS)
+    own = () if module is None else (module.running_mean, module.running_var)
+    if not any(t is not None and t is mine for t in statistics for mine in own):
+        module = None
     alike = module is not None and module.momentum is None
-    captured = [t for t, new in zip(statistics, news, strict=True) if t is not None and new is not None]
-    if captured and momentum and module is None:
-        _refuse_second_instance_norm(_steps_down(level, captured[0], operands))
-    for statistic, new in zip(statistics, news, strict=True):
-        if statistic is None or new is None:
-            continue
+    captured = [(t, new) for t, new in zip(statistics, news, strict=True) if t is not None and new is not None]
+    for statistic, new in captured:
         steps = _steps_down(level, statistic, operands)
+        _prepare_to_run_again(steps, statistic, 0)
         if alike:
             lanes = _count_lanes(steps)
             # The module counted this call as one batch: the momentum is one over the count.
@@ -103,7 +107,23 @@ def update_running(
         steps = _steps_down(level, counter, operands)
         if alike and not captured and _count_lanes(steps) > 1:
             raise _one_count_for_many(module)
+        _prepare_to_run_again(steps, counter, 1)
         _count_more(steps, counter)
+
+
+def _prepare_to_run_again(steps: list[Step], target: Tensor, written: int) -> None:
+    """Note what a tensor from outside held before `written` was added, should lanes part and the function start again.
+
+    Where lanes part already, each part would make its updates before the next part makes any.
+    """
+    for level, _, varies in steps:
+        if isinstance(level, LaneLevel) and varies:
+            raise _lanes_part(target)
+        if isinstance(level, BatchLevel) and level.restartable:
+            if isinstance(level.journal, list):
+                level.journal = Journal([given for given in level.journal if isinstance(given, Tensor)])
+            held = level.below(lambda: detached(target) - written)
+            level.journal.copies.setdefault(memory(target), (target, None, held))
 
 
 def _steps_down(level: Level, target: Tensor, operands: list[Tensor]) -> list[Step]:
@@ -132,6 +152,8 @@ def _push(steps: list[Step], statistic: Tensor, pair: Pair, source: Any) -> None
     `pair.new` is on the plane of the first step's level.
     """
     if not steps:
+        if not isinstance(source, Level):
+            return _write(statistic, statistic, pair)
         entry = _entry(source, statistic)
         if entry.before is None:
             entry.before = statistic.detach().clone()
@@ -139,7 +161,7 @@ def _push(steps: list[Step], statistic: Tensor, pair: Pair, source: Any) -> None
             raise _written_between(statistic)
         _write(statistic, entry.before, pair)
         entry.after = statistic.detach().clone()
-        return
+        return None
     step, *rest = steps
 
     def below() -> None:
@@ -152,7 +174,7 @@ def _push(steps: list[Step], statistic: Tensor, pair: Pair, source: Any) -> None
         entry.source, entry.last = source, whole
         return _push(rest, statistic, _over_lanes(step.lanes, _then(entry.sealed, whole), statistic), step.level)
 
-    step.level.below(below)
+    return step.level.below(below)
 
 
 def _value(level: Level, new: Tensor) -> Tensor:
@@ -257,40 +279,63 @@ def _within(level: Level, run: Callable[[], None]) -> Callable[[], None]:
     return lambda: level.below(run)
 
 
-def _batch_norm_of(statistics: Sequence[Tensor | None]) -> Any:
-    """The BatchNorm whose forward is running, if these are its statistics: only it knows its count and its average."""
+def _running_norm(forwards: set[Any]) -> Any:
+    """The norm whose forward is running, None if there is none: only it knows its count, its average and its name."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in _BATCH_NORMS:
-            module = frame.f_locals["self"]
-            own = (module.running_mean, module.running_var)
-            return module if any(s is not None and t is s for t in own for s in statistics) else None
+        if frame.f_code in forwards:
+            return frame.f_locals["self"]
         frame = frame.f_back
     return None
 
 
-def _refuse_second_instance_norm(steps: list[Step]) -> None:
-    """Instance norm updates copies of its statistics and writes them back: a later call cannot be put in the middle."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not F.instance_norm.__code__:
-        frame = frame.f_back
-    if frame is None:
-        return
-    own = [frame.f_locals[name] for name in ("running_mean", "running_var")]
-    module = frame.f_back.f_locals.get("self") if frame.f_back is not None else None
-    outermost = next(step.level for step in reversed(steps) if step.varies)
-    for name, statistic in zip(("running_mean", "running_var"), own):
-        entry = None if statistic is None else _entry(outermost, statistic)
-        if entry is not None and entry.source is not None:
-            raise TransformError(
-                at_user_line(
-                    f"vmap: {module or 'instance_norm'}: `{name}` {list(entry.statistic.shape)} was made outside the "
-                    "mapped function, and is updated for the second time inside: a loop would make both updates for "
-                    "one example before any for the next, which this norm cannot",
-                    "module.eval()                                       # use the running statistics as they are\n"
-                    "torch.nn.InstanceNorm1d(channels)                   # no running statistics\n"
-                    "vmap(f)(xs, buffers)                                # running statistics for each lane, passed in",
-                )
-            )
-        if entry is not None:
-            entry.source = outermost
+def _lanes_part(statistic: Tensor) -> TransformError:
+    module = _running_norm(_NORMS) or "batch norm"
+    return TransformError(
+        at_user_line(
+            f"vmap: {module}: running statistics {list(statistic.shape)} made outside the mapped function are updated "
+            "where lanes take different branches: the lanes of one branch would update them before those of the other, "
+            "in an order that is not a loop's",
+            "module.eval()                                       # use the running statistics as they are\n"
+            "lanewise.replace_all_batch_norm_modules_(module)    # batch norm without running statistics\n"
+            "vmap(f)(xs, buffers)                                # running statistics for each lane, passed in",
+        )
+    )
+
+
+# --- instance norm ---------------------------------------------------------------------------------------------------
+
+
+def _instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """x [N, C, *sp], all others [C]. torch's own updates copies of the statistics, and writes them back."""
+    level, given = current_level(), [t for t in (x, weight, bias, running_mean, running_var) if t is not None]
+    running = [t for t in (running_mean, running_var) if t is not None]
+    options = momentum, eps, cudnn_enabled
+    if level is None or not use_input_stats or not running or not any(isinstance(t, Plane) for t in given):
+        statistics = running_mean, running_var, use_input_stats
+        return unrouted(aten.instance_norm.default, x, weight, bias, *statistics, *options)
+    with torch.no_grad():
+        dims = list(range(2, x.dim()))
+        var, mean = torch.var_mean(x, dims)
+        for statistic, new in ((running_mean, mean), (running_var, var)):
+            if statistic is None:
+                continue
+            news = new.mean(0).to(statistic.dtype) * momentum
+            if level.owns(statistic):
+                statistic.mul_(1 - momentum).add_(news)
+            else:
+                update_running(level, [statistic], [news], given, momentum)
+    return unrouted(aten.instance_norm.default, x, weight, bias, None, None, True, *options)
+
+
+route(aten.instance_norm.default, _instance_norm)
