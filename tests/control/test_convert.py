@@ -3,7 +3,9 @@
 import traceback
 
 import pytest
+import torch
 
+from lanewise import vmap
 from lanewise._control.convert import converted, why_not
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, machine
@@ -52,3 +54,20 @@ def test_same_as_the_function(program, lanes):
         else:
             got = outcome(new, args)
         assert got == want, args
+
+
+def test_one_function_converted_alone_and_inside_another():
+    """Both forms of the inner lambda have equal code, whose closures differ."""
+
+    def power(x, k):
+        for _ in range(int(k)):
+            x = x * 1.5
+        return x
+
+    def sign(x, k):
+        return x if x > 1 else -x
+
+    xs, ks = torch.arange(3.0), torch.tensor([0, 2, 1])
+    for f in (sign, power):
+        got = vmap(lambda k: vmap(lambda x: f(x, k))(xs))(ks)  # noqa: B023
+        assert torch.equal(got, torch.stack([torch.stack([f(x, k) for x in xs]) for k in ks]))

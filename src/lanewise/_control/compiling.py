@@ -67,7 +67,8 @@ _plans: dict[types.CodeType, tuple[int, ...] | None] = {}
 
 def instantiate(func: types.FunctionType, code: types.CodeType) -> types.FunctionType:
     """A function that is `func` with converted code: its globals, closure, defaults and names."""
-    if code is func.__code__:
+    if code is func.__code__ or is_converted(func.__code__):
+        # (The code of a function inside a converted one may equal what that function alone was converted to.)
         return func
     plan = _plans.get(code, ())
     if plan == ():
