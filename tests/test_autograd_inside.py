@@ -675,3 +675,43 @@ def test_module_hooks_change_gradients_from_outside(inner):
         results.append((out.detach(), *torch.autograd.grad(out.cos().sum(), (xs, layer.weight))))
     assert_same(*results)
     assert set(seen) == {(2,)}
+
+
+ARGUMENTS = {
+    "stacked": lambda w: torch.stack([w * 2, w**2, w.exp()]),
+    "expanded": lambda w: w.expand(3, -1) * torch.arange(1.0, 4.0, dtype=torch.float64).unsqueeze(1),
+    "of another": lambda w: XS[:3].clone().requires_grad_() * 2,
+}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_gradients_through_arguments_computed_from_the_input_outside(arguments):
+    def gradient(x, w, factor):
+        out = (x.sin() * w).sum() * x[0] * factor.sum()
+        return torch.autograd.grad(out, (w, factor), create_graph=True)
+
+    def total(x, w, factor):
+        ((x.sin() * w).sum() * factor.sum()).backward(retain_graph=True)
+        return x
+
+    results = []
+    for run in (mapped, looped):
+        w = W.clone().requires_grad_()
+        factor = w * 3
+        xs = arguments(w)
+        found = run(lambda x, w, factor=factor: torch.cat(gradient(x, w, factor)))(xs, w)
+        second = torch.autograd.grad(found.sin().sum(), w, retain_graph=True)
+        run(lambda x, w, factor=factor: total(x, w, factor))(xs, w)
+        results.append((found.detach(), *second, w.grad))
+    assert_same(*results)
+
+
+def test_gradients_through_arguments_and_inside_at_once_are_refused():
+    w = W.clone().requires_grad_()
+
+    def f(x):
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad((x * w * y).sum(), (w, y))[0]
+
+    with pytest.raises(RuntimeError, match="was itself computed, outside, from a tensor"):
+        vmap(f)(torch.stack([w, w * 2]))

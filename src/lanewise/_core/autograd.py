@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.graphs import lane_by_lane, node_of, order, through_arguments
 from lanewise._core.lane_level import completed
 from lanewise._core.level import current_level
 from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
@@ -40,7 +41,10 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
     if level is None:
         return run_backward(outputs, cotangents, *args, **kwargs)
     if not level.alive and current_graph_task_id() == -1:
-        raise escaped(level, "backward")
+        kept = tuple([_standing(level, out) for out in outputs])
+        if top_level(kept) is level:
+            raise escaped(level, "backward")
+        return enter_engine(kept, cotangents, *args, **kwargs)
     retain_graph, create_graph, inputs = args[:3]
     if kwargs.get("accumulate_grad"):
         if inputs and isinstance(level, BatchLevel) and level.alive:
@@ -49,6 +53,9 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
             return _with_lane_sums(level, outputs, cotangents, args, kwargs)
         return _accumulate(level, outputs, cotangents, args, kwargs)
     if not inputs or all(recorded(x) or not tracked(x) for x in inputs if isinstance(x, Tensor)):
+        if inputs and isinstance(level, BatchLevel) and level.alive and through_arguments(level, outputs, inputs):
+            pairs = _pairs_below(level, outputs, cotangents)
+            return lane_by_lane(level, pairs, outputs, cotangents, inputs, args, kwargs)
         return tuple(map(completed, run_backward(outputs, cotangents, *args, **kwargs)))
     return _gradients(level, outputs, cotangents, retain_graph, create_graph, inputs, args[3:], kwargs)
 
@@ -71,7 +78,8 @@ def _accumulate(level: Any, outputs: Sequence[Any], cotangents: Sequence[Any], a
     below = frozenset([id(node.variable) for node in leaf_nodes([out for out, _ in pairs])])
     leaves = [node.variable for node in leaf_nodes(outputs)]
     if isinstance(level, BatchLevel) and level.alive and below.issubset(map(id, leaves)):
-        return accumulate_per_lane(level, outputs, cotangents, args, kwargs)
+        if not through_arguments(level, outputs, [leaf for leaf in leaves if id(leaf) in below]):
+            return accumulate_per_lane(level, outputs, cotangents, args, kwargs)
     here = tuple([leaf for leaf in leaves if id(leaf) not in below and leaf is not _START])
     if here:
         # Naming the inputs is left out where all are meant: a reentrant checkpoint refuses it.
@@ -132,7 +140,7 @@ def reduce_to_plane(grad: Tensor, place: int) -> Tensor:
 def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
     """The nodes of the graph that add to the `.grad` of a leaf."""
     found = []
-    stack = [_node(out) for out in outputs if not isinstance(out, Tensor) or recorded(out)]
+    stack = [node_of(out) for out in outputs if not isinstance(out, Tensor) or recorded(out)]
     seen = set(stack)
     while stack:
         node = stack.pop()
@@ -143,10 +151,6 @@ def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
                 seen.add(following)
                 stack.append(following)
     return found
-
-
-def _node(out: Any) -> Any:
-    return torch.autograd.graph.get_gradient_edge(out).node if isinstance(out, Tensor) else out.node
 
 
 class _Shown:
@@ -358,11 +362,6 @@ def top_level(tensors: Sequence[Any]) -> Any:
         if isinstance(tensor, Plane) and (level is None or tensor.level.order > level.order):
             level = tensor.level
     return level
-
-
-def order(tensor: Any) -> int:
-    """Position of the tensor's plane; plain tensors come first."""
-    return tensor.level.order if isinstance(tensor, Plane) else 0
 
 
 class _Begin(Function):

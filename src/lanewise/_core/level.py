@@ -24,6 +24,7 @@ from lanewise._torch_compat import (
     is_grad_enabled,
     never_compile,
     set_grad_enabled,
+    next_node_number,
     tls_exclude_set,
     tls_include_set,
     tls_is_excluded,
@@ -93,6 +94,7 @@ class Level:
         grad_mode: Grad mode when the level opened.
         pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
         parent: The level of the plane below, None if that is plain torch.
+        begun: The number of the next node of autograd's graph then.
         alive: False once the transform has ended.
         lanes: None; on a batch plane whose lanes have parted, the set that runs; ENDED once the transform has ended.
             The hot paths serve the tensors whose home it is.
@@ -107,6 +109,7 @@ class Level:
         "grad_mode",
         "pinned",
         "parent",
+        "begun",
         "alive",
         "lanes",
         "modes",
@@ -127,6 +130,7 @@ class Level:
         self.parent = current_level()
         if self.parent is None and tls_is_included(FACTORY_KEY):
             # On no plane, though inside a level: a function that is run again by a saved-tensor hook.
+        self.begun = next_node_number()
             self.include = self.include - INSIDE_KEY_SET
         self.alive = True
         self.lanes: Any = None

@@ -1,0 +1,104 @@
+"""Paths of autograd's graphs that the graph of a plane does not show: through a mapped argument, to what it came from.
+
+The graph of a batch plane begins with the arguments of the mapped function. Where one of them was computed outside from
+a tensor that the function also captures, the graph of the plane below goes on to that tensor.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import Plane, recorded
+from lanewise._torch_compat import node_number
+from lanewise.errors import TransformError, at_user_line
+
+
+def order(tensor: Any) -> int:
+    """Position of the tensor's plane; plain tensors come first."""
+    return tensor.level.order if isinstance(tensor, Plane) else 0
+
+
+def node_of(out: Any) -> Any:
+    """The node of the graph that a tensor, or an edge of the graph, comes from."""
+    return torch.autograd.graph.get_gradient_edge(out).node if isinstance(out, Tensor) else out.node
+
+
+def through_arguments(level: BatchLevel, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    """Whether an input of a plane below is reached through a mapped argument that was computed from it outside.
+
+    Such paths lead over nodes that were there before the level opened and that this plane's graph does not reach.
+    """
+    targets = {node_of(x) for x in inputs if isinstance(x, Tensor) and order(x) < level.order and recorded(x)}
+    if not targets:
+        return False
+    outs = [out for out in outputs if isinstance(out, Tensor)]
+    values = [level.physical(out) for out in outs]
+    of_inside = _reached([node_of(v) for v in values if recorded(v)], lambda node: node_number(node) >= level.begun)
+    older = [node for node in of_inside if node_number(node) < level.begun]
+    if not older:
+        return False
+    known = _reached([node_of(out) for out in outs if recorded(out)])
+    arguments = [node for node in older if node not in known]
+    return not targets.isdisjoint(_reached(arguments))
+
+
+def _reached(nodes: list, go_on: Callable[[Any], bool] | None = None) -> set:
+    """The nodes that a graph leads to from some; on from those only of which `go_on` is true."""
+    seen, stack = set(nodes), list(nodes)
+    while stack:
+        node = stack.pop()
+        if go_on is not None and not go_on(node):
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return seen
+
+
+def lane_by_lane(
+    level: BatchLevel,
+    pairs: list[tuple[Tensor, Any]],
+    outputs: Sequence[Any],
+    cotangents: Sequence[Any],
+    inputs: Sequence[Any],
+    args: tuple,
+    kwargs: dict,
+) -> tuple:
+    """Each lane's gradient in tensors of planes below, by the graph of the plane below: as many passes as lanes."""
+    retain_graph, create_graph, _, *rest = args
+    here = any(order(x) >= level.order for x in inputs) or not all(level.mapped(out) for out in outputs)
+    if here or not pairs or (create_graph and any(cot is not None and recorded(cot) for cot in cotangents)):
+        raise TransformError(
+            at_user_line(
+                "torch.autograd.grad: an argument of the mapped function was itself computed, outside, from a tensor "
+                "whose gradient is asked for. That is possible where all outputs have lanes, all inputs are tensors "
+                "from outside, and the cotangents need no gradient themselves",
+                "torch.autograd.grad(out, outside, retain_graph=True)  # one call for the tensors from outside\n"
+                "torch.autograd.grad(out, inside)                      # and one for those of the function",
+            )
+        )
+
+    def below() -> tuple:
+        with BatchLevel(level.size) as rows:
+            found = torch.autograd.grad(
+                [out for out, _ in pairs],
+                list(inputs),
+                [rows.wrap(rows.below(_own_lane, cotangent)) for _, cotangent in pairs],
+                retain_graph,
+                create_graph,
+                allow_unused=rest[0] if rest else kwargs.get("allow_unreachable"),
+            )
+            return tuple([None if g is None else rows.below(rows.expanded, g) for g in found])
+
+    return tuple([None if gradient is None else level.wrap(gradient) for gradient in level.below(below)])
+
+
+def _own_lane(cotangent: Tensor) -> Tensor:
+    """`[B, *S]` -> `[B, B, *S]`: in row b what lane b has, and zeros for the other lanes."""
+    size = cotangent.shape[0]
+    own = torch.eye(size, dtype=torch.bool, device=cotangent.device).view(size, size, *[1] * (cotangent.dim() - 1))
+    return torch.where(own, cotangent, 0)
