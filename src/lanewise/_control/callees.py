@@ -247,7 +247,12 @@ def changes(thing: Any) -> Any:
 def made(thing: Any) -> Any:
     """A container or an object that the running lanes have just made, and which they may change."""
     if narrowed():
-        machine.boundaries[-1].made[id(thing)] = thing, machine.level.lanes
+        call = machine.boundaries[-1]
+        if len(call.made) >= call.room:
+            # Those that nobody else knows: the references are the entry's and that of the question.
+            call.made = {key: kept for key, kept in call.made.items() if sys.getrefcount(kept[0]) > 2}
+            call.room = 2 * len(call.made) + 64
+        call.made[id(thing)] = thing, machine.level.lanes
     return thing
 
 

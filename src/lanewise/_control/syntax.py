@@ -37,6 +37,8 @@ from lanewise._control.scopes import FORKS, SCOPES, declared, inside, jumps_out,
 from lanewise._control.source import Function, Unsupported
 
 _FRAME = "_lw_f"
+# Expressions whose value is a new container.
+_NEW = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _UNSUPPORTED = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
@@ -291,6 +293,8 @@ class _Rewriter(Expressions):
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         value = self.visit(node.value)
+        if isinstance(node.value, _NEW):
+            value = ast.copy_location(call(runtime("made"), value), node.value)
         if len(node.targets) == 1 and isinstance(target := node.targets[0], ast.Subscript):
             # The value comes first, as it does in the statement.
             place = self.visit(target.value)

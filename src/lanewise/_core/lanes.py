@@ -169,16 +169,22 @@ class Restart(BaseException):
         machine.raised.append((Restart, level, structured, flat))
 
 
+class OperationFailed:
+    """Stands among what was raised for an operation that failed where all lanes of a level run together."""
+
+
 def arrived(level: Any, error: BaseException | None, kind: type[BaseException]) -> Any:
     """The Disagreement or Restart of a level that has come to its `vmap`, or that code on the way has caught; or None.
 
-    `error`: what came in its place.
+    `error`: what came in its place. Where nothing did, code of the function has caught that an operation failed, which
+    may be the fault of some lanes only.
     """
     found = error if isinstance(error, kind) and error.level is level else None  # type: ignore[attr-defined]
     if machine.raised:
         for raised, owner, *options in machine.raised:
-            if found is None and raised is kind and owner is level:
-                found = kind(level, *options)
+            if found is None and owner is level:
+                if raised is kind or (raised is OperationFailed and error is None and kind is Disagreement):
+                    found = kind(level, *options)
         machine.raised[:] = [entry for entry in machine.raised if entry[1] is not level]
     return found
 
@@ -197,15 +203,17 @@ class Boundary:
         level: Whose lanes.
         base: The lanes at the call.
         made: Objects that some of the lanes have made, and may change: by id, with these lanes.
+        room: So many of them before those out of use are dropped.
         drew, parted: Whether converted code has drawn random numbers, and whether it has left lanes behind.
     """
 
-    __slots__ = ("level", "base", "made", "drew", "parted", "_groups", "_count")
+    __slots__ = ("level", "base", "made", "room", "drew", "parted", "_groups", "_count")
 
     def __init__(self, level: Any, base: Lanes) -> None:
         self.level = level
         self.base = base
         self.made: dict[int, tuple[Any, Lanes]] = {}
+        self.room = 64
         self.drew = self.parted = False
         # The group of each lane [base.size], and how many there are: lanes of two groups were seen to differ.
         self._groups: Tensor | None = None
