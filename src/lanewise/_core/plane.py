@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.lanes import OperationFailed, machine
 from lanewise._core.level import Level, current_level, makes_tensors, on_plane
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
@@ -68,13 +69,17 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
             return _outlived(level, func, args, kwargs)
         if lost is not None and current_graph_task_id() == -1:
             raise escaped(lost, func)
-    if not inside:
-        return level.interpret(func, args, kwargs, operands)
-    include_key(OUTSIDE_KEY, False)
+    if inside:
+        include_key(OUTSIDE_KEY, False)
     try:
         return level.interpret(func, args, kwargs, operands)
+    except Exception:
+        if getattr(level, "restartable", False):
+            machine.raised.append((OperationFailed, level))
+        raise
     finally:
-        include_key(OUTSIDE_KEY, True)
+        if inside:
+            include_key(OUTSIDE_KEY, True)
 
 
 def _kept_lanes(operands: list[Tensor]) -> Any:
