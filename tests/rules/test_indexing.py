@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import grad, vmap
+from lanewise import grad, hessian, vmap
 from tests.rules.lanes import bools, check, distinct, ints, normal
 
 CASES = {
@@ -208,3 +208,15 @@ def test_gradients_of_values_written_through_masks_with_as_many_in_each_lane():
 
     xs = torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, -1.0]])
     assert torch.equal(vmap(grad(f))(xs), torch.stack([grad(f)(x) for x in xs]))
+
+
+@pytest.mark.parametrize("value", [lambda x, m: x.sum() ** 3, lambda x, m: x[m] ** 3], ids=["one", "each"])
+def test_second_derivatives_through_masks_that_differ(value):
+    def f(x):
+        y = x**2
+        m = x > 0
+        y[m] = value(x, m)
+        return y.sum().sin()
+
+    xs = torch.tensor([[0.5, -1, 2], [1, -1, -1], [1, 2, -1]], dtype=torch.float64)
+    assert torch.allclose(vmap(hessian(f))(xs), torch.stack([torch.autograd.functional.hessian(f, x) for x in xs]))

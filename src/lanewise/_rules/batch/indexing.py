@@ -277,7 +277,7 @@ def _cotangent_of_fill(level, x, indices):
     first = used[0]
     values = operand_shape(node, 1)
     rest = x.dim() - first - mask.dim()
-    if values is not None and len(values) > rest and values[-rest - 1] != 1:
+    if values is not None and len(values) > rest and values[-rest - 1] not in (1, mask.numel()):
         return None
     where = _mask_over(level, x, first, mask)
     shape = (*x.shape[:first], mask.numel(), *x.shape[first + mask.dim() :])
@@ -316,10 +316,14 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
     first, count = used[0], mask.dim()
     rest = x.dim() - first - count
     if values.dim() > rest:
-        if values.shape[-rest - 1] != 1:
+        if values.shape[-rest - 1] == 1:
+            extents = (1,) * count
+        elif values.shape[-rest - 1] == mask.numel() and _comes_back_to_index():
+            extents = mask.shape  # of `_cotangent_of_fill`, with zeros where the mask picks nothing
+        else:
             return None
         shape = values.shape
-        shape = (*shape[: len(shape) - rest - 1], *[1] * count, *shape[len(shape) - rest :])
+        shape = (*shape[: len(shape) - rest - 1], *extents, *shape[len(shape) - rest :])
         values = (
             values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(level.size, *shape))
         )
@@ -333,6 +337,11 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
     below = level.expanded(x)
     fill = aligner(level, [x, values], promote=False)(values)
     return torch.where(where, below + fill if accumulate else fill, below)
+
+
+def _comes_back_to_index():
+    node = current_autograd_node()
+    return node is not None and node.name().startswith(("IndexBackward", "UnsafeIndexBackward"))
 
 
 _index_put(aten._index_put_impl_.default)
