@@ -50,10 +50,12 @@ class LaneNumber:
 
     def resolve(self) -> Any:
         """The number of the lanes that go on."""
+        if self.kind is complex:
+            return complex(self.value.real.item(), self.value.imag.item())
         return self.value.item()
 
     def __bool__(self) -> bool:
-        return bool(self.value)
+        return bool(self.value != 0)
 
     def __int__(self) -> int:
         return int(self.resolve())
