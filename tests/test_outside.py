@@ -248,6 +248,16 @@ def test_numbers_of_outside_tensors():
     assert not live_levels()
 
 
+def test_parts_of_an_outside_conjugate():
+    zs = torch.complex(XS, XS.flip(0))
+    c = torch.complex(W, W.flip(0)).conj()
+    for part in (lambda d: d.real, lambda d: d.imag, lambda d: d.conj().imag, lambda d: d.real * d.resolve_conj().imag):
+        f = lambda z, d, part=part: (part(d) * z.abs()).square().sum()
+        got = vmap(grad(f, argnums=1), in_dims=(0, None))(zs, c)
+        assert_same(got, torch.stack([grad(f, argnums=1)(z, c) for z in zs]))
+        assert_same(vmap(lambda z: part(c * 1) * z.abs())(zs), torch.stack([part(c * 1) * z.abs() for z in zs]))
+
+
 class Remembers(nn.Module):
     """Keeps what it computes from its own tensors, as caches and counters do."""
 

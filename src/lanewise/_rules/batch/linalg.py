@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.factories import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.tracking import is_tracked
 
@@ -25,6 +26,7 @@ leading(
     aten.linalg_lu_factor_ex.default,
     aten.linalg_qr.default,
     aten.ormqr.default,
+    least=2,
 )
 
 
@@ -232,3 +234,31 @@ def cross(level, x, y, *, dim=-1):
     if x.dim() != y.dim():
         raise RuntimeError("linalg.cross: inputs must have the same number of dimensions.")
     return torch.linalg.cross(level.expanded(x), level.expanded(y), dim=dim % rank + 1)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _rank_above(x: Tensor, tolerance: Tensor, hermitian: bool = False, of_largest: Tensor | None = None) -> Tensor:
+    """The number of singular values above a tolerance, or above that share of the largest: x [*S, m, n] -> [*S]"""
+    values = torch.linalg.eigvalsh(x).abs() if hermitian else torch.linalg.svdvals(x)
+    if not values.shape[-1]:
+        return torch.zeros(values.shape[:-1], dtype=torch.int64, device=x.device)
+    tolerance = tolerance.unsqueeze(-1)
+    if of_largest is not None:
+        tolerance = torch.maximum(tolerance, of_largest.unsqueeze(-1) * values.amax(-1, keepdim=True))
+    return (values > tolerance).sum(-1)
+
+
+def _matrix_rank(x, *, atol=None, rtol=None, hermitian=False):
+    """torch's own writes the count into a tensor like the matrix, which may have no lanes where a tolerance has."""
+    real = x.dtype.to_real()
+    smallest = torch.full((), torch.finfo(real).eps * max(x.shape[-2:]), dtype=real, device=x.device)
+    none = torch.zeros((), dtype=real, device=x.device)
+    if rtol is None:
+        rtol = smallest if atol is None else torch.where(atol > 0, 0, smallest)
+    return _rank_above(x, none if atol is None else atol, hermitian, rtol)
+
+
+route(aten.linalg_matrix_rank.atol_rtol_tensor, _matrix_rank)
+route(aten.linalg_matrix_rank.tol_tensor, _rank_above)

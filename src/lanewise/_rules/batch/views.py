@@ -5,6 +5,7 @@ import torch
 from lanewise._core.batch import BatchLevel, refit_in_place
 from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -65,6 +66,10 @@ def permute(level, x, dims):
 @lane_rule(aten.t.default)
 def t(level, x):
     """x [B, m, n] -> [B, n, m]; x [B, n] or [B] stays"""
+    if x.dim() > 2:
+        raise TransformError(
+            at_user_line(f"t() expects a tensor with <= 2 dimensions, but in one lane it is {x.dim()}D", "x.mT")
+        )
     return x.value.transpose(1, 2) if x.dim() == 2 else x.value.view(x.value.shape)
 
 
@@ -128,10 +133,14 @@ def view_as_complex(level, x):
     return torch.view_as_complex(fit)
 
 
-@lane_rule(aten.view_as_real.default)
+@lane_rule(aten.view_as_real.default, raw=True)
 def view_as_real(level, x):
-    """x [B, *S] complex -> [B, *S, 2]"""
-    return torch.view_as_real(x.value.resolve_conj())
+    """x [B, *S] or [*S] complex -> [B, *S, 2] or [*S, 2]; a copy where a conjugation is due, which torch refuses"""
+    conjugated = x.value.is_conj()
+    out = level.below(torch.view_as_real, x.value.resolve_conj() if conjugated else x.value)
+    if x.mapped:
+        return level.wrap(out)
+    return level.adopt(out, None if conjugated else (x, aten.view_as_real.default, (), {}, None))
 
 
 @lane_rule(aten.view.dtype)
