@@ -255,7 +255,15 @@ def test_parts_of_an_outside_conjugate():
         f = lambda z, d, part=part: (part(d) * z.abs()).square().sum()
         got = vmap(grad(f, argnums=1), in_dims=(0, None))(zs, c)
         assert_same(got, torch.stack([grad(f, argnums=1)(z, c) for z in zs]))
-        assert_same(vmap(lambda z: part(c * 1) * z.abs())(zs), torch.stack([part(c * 1) * z.abs() for z in zs]))
+    for alone in (
+        lambda z: (c * 1).imag,
+        lambda z: c.sin(),
+        lambda z: torch.stack(torch.unbind(c + c)),
+        lambda z: c @ z,
+    ):
+        assert_same(vmap(alone)(zs), torch.stack([alone(z) for z in zs]))
+    largest = lambda z: torch.linalg.svd(c.outer(c.conj()))[1] * z.abs() + torch.linalg.slogdet(c.outer(c) + 2)[1]
+    assert_same(vmap(largest)(zs), torch.stack([largest(z) for z in zs]))
 
 
 class Remembers(nn.Module):

@@ -214,8 +214,15 @@ def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
     if level is None or not makes_tensors(op):
         with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
             return op(*args, **kwargs)
-    return level.factory(op, args, kwargs)
-    # Excluded: inside a kernel, or the handler of another class of tensors.
+    out = level.factory(op, args, kwargs)
+    return _once(level, out) if type(out) in (list, tuple) or level.owns(getattr(out, "value", None)) else out
+
+
+def _once(level: Level, out: Any) -> Any:
+    """The results, wrapped once: a lazy conjugate among the operands comes here resolved, as a tensor of the plane."""
+    if type(out) in (list, tuple):
+        return type(out)([_once(level, item) for item in out])
+    return out.value if level.owns(getattr(out, "value", None)) else out
 
 
 @functools.cache
