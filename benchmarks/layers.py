@@ -42,18 +42,20 @@ def mapped(f: Callable, in_dims: tuple, args: tuple, count: int) -> Peers:
 
 
 def gradients(f: Callable, in_dims: tuple, args: tuple, count: int) -> Peers:
-    """vmap(grad) of the sum of squares of f's result in its first argument, and the loop by torch.autograd."""
+    """vmap(grad) of a weighted sum of f's result in its first argument, and the loop by torch.autograd."""
+    lanes = lanes_of(in_dims, args, count)
+    with torch.no_grad():
+        weights = random(*f(torch.func, *lanes[0]).shape, seed=9)
 
     def make(api):
-        one = api.vmap(api.grad(lambda *args: f(api, *args).square().sum()), in_dims=in_dims)
+        one = api.vmap(api.grad(lambda *args: (f(api, *args) * weights).sum()), in_dims=in_dims)
         return lambda: one(*args)
 
     peers = transforms(make)
-    lanes = lanes_of(in_dims, args, count)
 
     def one(first, *rest):
         leaves = {k: v.detach().requires_grad_() for k, v in (first if isinstance(first, dict) else {0: first}).items()}
-        value = f(torch.func, leaves if isinstance(first, dict) else leaves[0], *rest).square().sum()
+        value = (f(torch.func, leaves if isinstance(first, dict) else leaves[0], *rest) * weights).sum()
         return torch.autograd.grad(value, list(leaves.values()))
 
     def loop():
