@@ -1,4 +1,4 @@
-# make demo | test | test-all | bench | lint | format | docs | clean
+# make demo | examples | test | test-all | bench | lint | format | docs | clean
 #
 # Each target creates .venv if it is missing, installs what it needs once, and runs. Overrides:
 #   PYTHON=python3.12   the interpreter that creates .venv
@@ -18,12 +18,15 @@ installed = $(VENV)/installed-$(1)-torch-$(TORCH)
 # One thread per process: the tests run in $(WORKERS) processes, and timings compare like with like.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all bench lint format docs clean
+.PHONY: demo examples test test-all bench lint format docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 demo: $(call installed,examples)
 	$(BIN)/python -m lanewise.demo $(ARGS)
+
+examples: $(call installed,examples)
+	for name in $$(ls examples | sed -n 's/^\([a-z]\w*\)\.py$$/\1/p'); do $(BIN)/python -m examples.$$name $(ARGS) || exit 1; done
 
 test: $(call installed,test)
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
