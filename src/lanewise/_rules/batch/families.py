@@ -20,6 +20,10 @@ from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 _DIM_NAMES = ("dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1")
+# Of a tensor without dims they take none. (Others count it as one of a single element.)
+_TAKE_PARTS = frozenset(
+    "diagonal select slice split split_with_sizes unbind unsafe_split unsafe_split_with_sizes".split()
+)
 _SIZE_NAMES = ("size", "shape", "repeats", "input_sizes", "sizes", "self_size", "input_size")
 
 
@@ -57,6 +61,15 @@ def _pointwise(op: OpOverload) -> Any:
         if _aligned(level, operands):
             args, kwargs = replace_tensors(level.physical, args, kwargs)
             return op(*args, **kwargs)
+        if mutates and any(operand.dim() > operands[0].dim() for operand in operands):
+            broadcast = list(torch.broadcast_shapes(*[operand.shape for operand in operands]))
+            raise TransformError(
+                at_user_line(
+                    f"vmap: {op}: output with shape {list(operands[0].shape)} doesn't match the broadcast shape "
+                    f"{broadcast}",
+                    "x = x + y  # in place of x += y",
+                )
+            )
         dtype = logical_dtype(operands)
         finer = dtype in _HALF and not mutates and operands[0].dim() > 0 and any(x.dtype is not dtype for x in operands)
         align = aligner(level, operands, not mutates, _computed_in if finer else _as_it_is)
@@ -156,6 +169,7 @@ def _along_dims(op: OpOverload) -> Any:
     schema = op._schema
     name = schema.name
     adds_dim = "unsqueeze" in name or name.endswith("stack")
+    takes_parts = name.removeprefix("aten::") in _TAKE_PARTS
     names = [arg.name for arg in schema.arguments]
     keep_at = names.index("keepdim") if "keepdim" in names else None
     positions = [i for i, arg in enumerate(schema.arguments) if arg.name in _DIM_NAMES]
@@ -179,6 +193,8 @@ def _along_dims(op: OpOverload) -> Any:
         first = bound[0][0] if isinstance(bound[0], (list, tuple)) else bound[0]
         rank = first.dim()
         scalar = rank == 0 and not adds_dim
+        if scalar and takes_parts:
+            raise too_few_dims(op, first, 1)
         span = rank + 1 if adds_dim else max(rank, 1)
         for position in positions:
             if position < len(bound):
@@ -234,17 +250,33 @@ def shift_dim(dim: int, span: int) -> int:
 # --- leading, full reductions, sizes, fold ----------------------------------------------------------------------------
 
 
-def leading(*ops: OpOverload) -> None:
-    """The operation takes any number of leading dims; all operands get the lanes in front."""
-    _register(ops, "leading", _leading)
+def leading(*ops: OpOverload, least: int = 0) -> None:
+    """The operation takes any number of leading dims; all operands get the lanes in front.
+
+    The first must have `least` dims without its lanes, which would otherwise be taken for one of them.
+    """
+    _register(ops, "leading", lambda op: _leading(op, least))
 
 
-def _leading(op: OpOverload) -> Any:
+def _leading(op: OpOverload, least: int) -> Any:
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        if least and args[0].dim() < least:
+            raise too_few_dims(op, args[0], least)
         args, kwargs = replace_tensors(level.expanded, args, kwargs)
         return op(*args, **kwargs)
 
     return run
+
+
+def too_few_dims(op: OpOverload, x: Tensor, least: int) -> TransformError:
+    """The error for an operand with fewer dims in one lane than the operation needs."""
+    return TransformError(
+        at_user_line(
+            f"vmap: {op}: the input tensor must have at least {least} dimension{'s' if least > 1 else ''}, but in one "
+            f"lane it has {x.dim()}: {list(x.shape)}",
+            "x[None]  # or map over another dim",
+        )
+    )
 
 
 def full_reduction(op: OpOverload, along: OpOverload) -> None:

@@ -18,9 +18,20 @@ def copy_(level, x, source, non_blocking=False):
     return x.value.copy_(align(source), non_blocking)
 
 
+def _check_filling(value):
+    if value.dim():
+        raise TransformError(
+            at_user_line(
+                f"fill_ only supports 0-dimension value tensor but got tensor with {value.dim()} dimensions",
+                "x.copy_(value)",
+            )
+        )
+
+
 @lane_rule(aten.fill_.Tensor)
 def fill_(level, x, value):
     """x [B, *S] <- value [B] or []"""
+    _check_filling(value)
     align = aligner(level, [x, value], promote=False)
     return x.value.copy_(align(value))
 
@@ -28,6 +39,7 @@ def fill_(level, x, value):
 @lane_rule(aten.fill.Tensor)
 def fill(level, x, value):
     """x [B, *S], value [B] or [] -> value everywhere [B, *S]"""
+    _check_filling(value)
     align = aligner(level, [x, value], promote=False)
     return align(value).to(x.dtype).expand(level.size, *x.shape).clone(memory_format=torch.contiguous_format)
 

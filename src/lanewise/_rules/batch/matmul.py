@@ -3,6 +3,7 @@
 import torch
 
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -136,6 +137,10 @@ def addmm(level, c, a, b, *, beta=1, alpha=1):
 @lane_rule(aten.baddbmm.default, guarded=False)
 def baddbmm(level, c, a, b, *, beta=1, alpha=1):
     """c [B, N, m, n] or what broadcasts to it, a [B, N, m, k], b [B, N, k, n], any without B -> [B, N, m, n]"""
+    if a.dim() != 3 or b.dim() != 3:
+        raise TransformError(
+            at_user_line(f"batch1 and batch2 must be 3D tensors, got {list(a.shape)}, {list(b.shape)}")
+        )
     bias = level.physical(c)
     if level.mapped(c) and c.dim() < 3:
         bias = bias.reshape(level.size, *([1] * (3 - c.dim())), *c.shape)

@@ -8,6 +8,7 @@ from lanewise._core.plane import lift
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise._rules.batch.running import update_running
 from lanewise._rules.batch.tracking import constant, is_tracked
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -239,6 +240,20 @@ def _scaled_channels(level, out, weight, bias):
     return out if bias is None else out + bias
 
 
+def _check_channels(x: Tensor, *each: Tensor | None) -> None:
+    """Kernels read one number for each channel without looking whether they are there."""
+    if x.dim() < 2:
+        raise TransformError(at_user_line(f"batch norm: expected 2 dimensions or more, got {list(x.shape)}"))
+    for given in each:
+        if given is not None and given.shape != (x.shape[1],):
+            raise TransformError(
+                at_user_line(
+                    f"batch norm: expected one number for each of the {x.shape[1]} channels of {list(x.shape)}, got "
+                    f"{list(given.shape)}"
+                )
+            )
+
+
 def _batch_norm_rule(op, read):
     """Register `op`; `read` sorts its arguments after the bias into mean, var, whether it trains, momentum and eps."""
 
@@ -247,6 +262,7 @@ def _batch_norm_rule(op, read):
         """x [B, N, C, *sp]; weight, bias, running_mean, running_var [B, C] -> out, and statistics for later"""
         mean, var, training, momentum, eps = read(*rest)
         statistics = [mean, var]
+        _check_channels(x, weight, bias, mean, var)
         for statistic in statistics:
             if training and level.owns(statistic):
                 lift(statistic)

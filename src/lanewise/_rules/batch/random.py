@@ -194,6 +194,17 @@ def tied(level: BatchLevel, out: Tensor, *parameters: Any) -> Tensor:
     return out
 
 
+def _check_numbers(level: BatchLevel, x: Any, text: str, holds: Any) -> None:
+    """Raise unless it holds for a parameter, as kernels of the CPU do."""
+    below = level.physical(x).detach() if isinstance(x, Tensor) else torch.tensor(x)
+    if type(below) is Tensor and below.is_cpu and not holds(below).all():
+        raise TransformError(at_user_line(f"vmap: {text}"))
+
+
+def _check_odds(level: BatchLevel, p: Tensor) -> None:
+    _check_numbers(level, p, "bernoulli: expected 0 <= p <= 1", lambda x: (x >= 0) & (x <= 1))
+
+
 # --- numbers from parameters -----------------------------------------------------------------------------------------
 
 
@@ -209,6 +220,7 @@ def normal(level, op, mean, std=1.0, *, generator=None):
     """mean, std [B, *S], [*S] or numbers -> [B, *S]"""
     given = [arg for arg in (mean, std) if isinstance(arg, Tensor)]
     shape = common_shape(*given)
+    _check_numbers(level, std, "normal expects all elements of std >= 0.0", lambda x: x >= 0)
     numbers = standard(level, torch.randn, shape, given[0], generator)
 
     def enter(arg: Any) -> Any:
@@ -233,6 +245,7 @@ def bernoulli(level, op, p, *, generator=None):
         return own(level, op(for_all(level, p), generator=generator))
     if level.randomness == "same":
         raise same_with_lanes(op)
+    _check_odds(level, p)
     out = (standard(level, torch.rand, p.shape, p, generator) < p.value).to(p.dtype)
     return level.wrap(tied(level, out, p))
 
@@ -249,6 +262,7 @@ def bernoulli_by_tensor(level, op, x, p, *, generator=None):
         raise unbatched_write(op, "self")
     if level.mapped(p) and level.randomness == "same":
         raise same_with_lanes(op)
+    _check_odds(level, p)
     numbers = standard(level, torch.rand, x.shape, p, generator)
     odds = level.physical(p)
     if level.mapped(p):

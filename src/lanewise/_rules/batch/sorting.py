@@ -50,9 +50,15 @@ def aminmax(level, x, *, dim=None, keepdim=False):
 # --- searching -------------------------------------------------------------------------------------------------------
 
 
+def _check_boundaries(boundaries):
+    if not boundaries.dim():
+        raise TransformError(at_user_line("boundaries tensor must be 1 dimension or more, but got dim(0)", "x[None]"))
+
+
 @lane_rule(aten.searchsorted.Tensor)
 def searchsorted(level, boundaries, x, *, sorter=None, **options):
     """boundaries [B, *, n] or [n], x [B, *, m], or [B, *S] where the boundaries of a lane are one row -> like x"""
+    _check_boundaries(boundaries)
     common = torch.result_type(boundaries, x) if boundaries.dtype != x.dtype else x.dtype
     values = at_least_1d(level, x).to(common).contiguous()
     if boundaries.dim() == 1 and not level.mapped(boundaries) and not level.mapped(sorter):
@@ -68,6 +74,14 @@ def searchsorted(level, boundaries, x, *, sorter=None, **options):
 @lane_rule(aten.searchsorted.Scalar)
 def searchsorted_scalar(level, boundaries, x, *, sorter=None, **options):
     """boundaries [B, n], a number -> [B]"""
+    _check_boundaries(boundaries)
+    if boundaries.dim() > 1:
+        raise TransformError(
+            at_user_line(
+                "torch.searchsorted: input value can be a scalar only when boundaries tensor dimension is 1, got "
+                f"{list(boundaries.shape)}"
+            )
+        )
     order = None if sorter is None else level.expanded(sorter).contiguous()
     common = torch.result_type(boundaries, x)
     rows = level.expanded(boundaries).to(common).contiguous()

@@ -4,7 +4,7 @@ import torch
 
 from lanewise._core.batch import BatchLevel, refit_in_place
 from lanewise._core.saved import cuts_all_planes
-from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims
+from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims, too_few_dims
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -128,6 +128,8 @@ def neg_view(level, x):
 @lane_rule(aten.view_as_complex.default)
 def view_as_complex(level, x):
     """x [B, *S, 2] -> [B, *S] complex"""
+    if not x.dim():
+        raise too_few_dims(aten.view_as_complex.default, x, 1)
     # With no lanes strides do not matter, but torch checks them.
     fit = x.value if level.size else x.value.clone(memory_format=torch.contiguous_format)
     return torch.view_as_complex(fit)
