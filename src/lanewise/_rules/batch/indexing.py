@@ -178,6 +178,12 @@ class Bracket:
     """
 
     def __init__(self, level: BatchLevel, x: Tensor, indices: list, x_mapped: bool) -> None:
+        self.order: list[int] | None = None
+        if x_mapped and len(indices) <= x.dim() and _each_has_its_own(level, indices):
+            wide = indices[0].dim()
+            self.rank = wide + x.dim() - len(indices)
+            self.indices = [lane_numbers(level, x, wide + 1), *[index.value for index in indices]]
+            return
         positions: list = []
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
@@ -203,7 +209,6 @@ class Bracket:
             if mapped and rank < wide:
                 value = value.reshape(level.size, *[1] * (wide - rank), *value.shape[1:])
             self.indices.append(value)
-        self.order: list[int] | None = None
         if not index_mapped:
             self.indices.insert(0, None)
             if not adjacent:
@@ -236,6 +241,18 @@ class Bracket:
         for k, dim in enumerate(self.order):
             inverse[dim] = k
         return below.permute(inverse)
+
+
+def _each_has_its_own(level: BatchLevel, indices: list) -> bool:
+    """Whether the indices are numbers of one rank for the first dims, others in each lane: the commonest case."""
+    rank = -1
+    for index in indices:
+        if not level.mapped(index) or index.dtype is not torch.int64:
+            return False
+        if rank >= 0 and index.dim() != rank:
+            return False
+        rank = index.dim()
+    return True
 
 
 def _check_mask(x: Tensor, first: int, mask: Tensor) -> None:
