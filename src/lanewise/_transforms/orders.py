@@ -102,3 +102,16 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
 def weight_norm(v, g, dim=0):
     """v [*S], g with size 1 but for `dim` -> v g / |v|, the norm over all dims but `dim`"""
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+@_written_out(aten._cdist_forward.default, depth=2)
+def cdist(a, b, p, mode=None):
+    """a [*N, M, D], b [*N, R, D] -> the distances [*N, M, R]; the gradient of torch's own has no derivative"""
+    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
+
+
+@_written_out(aten._pdist_forward.default, depth=2)
+def pdist(x, p=2.0):
+    """x [N, D] -> the distances of all pairs [N (N - 1) / 2]"""
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)

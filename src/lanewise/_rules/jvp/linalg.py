@@ -108,3 +108,14 @@ def cholesky_inverse(x, upper=False):
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     inverse = torch.linalg.solve_triangular(x, eye, upper=upper)
     return inverse @ inverse.mH if upper else inverse.mH @ inverse
+
+
+@decomposed(aten.linalg_householder_product.default)
+def householder_product(a, tau):
+    """The reflections I - tau_i v_i v_i' multiplied: I - V T V', with T (I + triu(V'V, 1) D) = D of the tau"""
+    m, n, k = *a.shape[-2:], tau.shape[-1]
+    eye = torch.eye(m, n, dtype=a.dtype, device=a.device)
+    v = a[..., :k].tril(-1) + eye[:, :k]
+    scaled = (v.mH @ v).triu(1) * tau.unsqueeze(-2)
+    t = torch.linalg.solve_triangular(scaled, torch.diag_embed(tau), upper=True, left=False, unitriangular=True)
+    return eye - v @ t @ v[..., :n, :].mH

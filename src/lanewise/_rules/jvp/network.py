@@ -243,3 +243,10 @@ def glu(x, dim=-1):
 def prelu(x, w):
     """x where it is positive, w x elsewhere"""
     return torch.where(x > 0, x, w * x)
+
+
+@decomposed(aten._weight_norm_interface.default)
+def weight_norm(v, g, dim=0):
+    """v g / |v|, and |v|, the norm over all dims but one; torch's formula takes the norms for constants"""
+    norms = torch.norm_except_dim(v, 2, dim)
+    return v * (g / norms), norms
