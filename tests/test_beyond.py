@@ -226,10 +226,49 @@ def shared_submodule(lib):
     assert first.weight is own, "the module keeps a tensor that was given for one call"
 
 
+def control_flow(lib):
+    def root(a):
+        if a < 0:
+            return torch.zeros_like(a)
+        x = a
+        while (x * x - a).abs() > 1e-6 * a:
+            x = 0.5 * (x + a / x)
+        return x
+
+    a = torch.tensor([2.0, -1.0, 9.0, 400.0])
+    close(lib.vmap(root)(a), a.clamp(min=0).sqrt())
+    close(lib.vmap(lib.grad(root))(a), torch.where(a > 0, 0.5 / a.abs().sqrt(), 0.0))
+
+
+def lane_numbers(lib):
+    def power(x, n):
+        out = torch.ones(())
+        for _ in range(int(n)):
+            out = out * x
+        return out * n.item()
+
+    n = torch.tensor([0, 3, 1, 2])
+    close(lib.vmap(power)(xs[:, 0], n), xs[:, 0] ** n * n)
+
+
+def unequal_counts(lib):
+    close(lib.vmap(lambda x: x[x > 0].sum())(xs), xs.clamp(min=0).sum(1))
+
+
+def ragged_results(lib):
+    out = lib.vmap(lambda x: x[x > 0], out_dims="list")(xs)
+    for row, x in zip(out, xs, strict=True):
+        close(row, x[x > 0])
+
+
 WRONG = "not close|the module keeps"
 
 # Title in the README, the program, and what the peer raises (or that its numbers are wrong).
 ROWS = {
+    "`if`, `while` and `return` by the values of each lane": (control_flow, "data-dependent control flow"),
+    "`range(int(n))` and `.item()` with a number of each lane": (lane_numbers, "calling .item"),
+    "`x[mask]` that keeps another number in each lane": (unequal_counts, "dynamic shape"),
+    '`out_dims="list"` for results of different shapes': (ragged_results, "`out_dims` must be an int"),
     "`autograd.Function` without `setup_context` or `vmap`": (custom_function, "must override the setup_context"),
     "`torch.utils.checkpoint` inside": (checkpointing, "don't yet support saved tensor hooks"),
     "`torch.autograd.grad` and `.requires_grad_()` inside": (
