@@ -196,3 +196,26 @@ def test_gradient_with_lanes_far_apart_in_memory(f):
 
     for lanes in (a[::2], a.mT[1::2], a[:3].permute(1, 2, 0).contiguous().permute(2, 0, 1)):
         assert_same(vmap(slope)(lanes), torch.stack([slope(lane) for lane in lanes]))
+
+
+def _solved_again(a, b):
+    _, lu, pivots, _ = torch.ops.aten._linalg_solve_ex(a, b)
+    return torch.linalg.lu_solve(lu, pivots, b)
+
+
+def _solved_with_ldl(a, b):
+    return torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a + a.mT), b)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("f", [_solved_again, _solved_with_ldl])
+def test_factors_of_batches_of_one(f, batch):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, *batch, 4, 4, dtype=torch.float64, generator=generator) for _ in range(2))
+    assert_same(vmap(f)(a, b), torch.stack([f(*lane) for lane in zip(a, b, strict=True)]))
+    # The kernels step through the factors by the last stride of their batch, which for one lane alone means nothing.
+    odd = [4 * 4 * 3, *[5] * len(batch), 1, 4]
+    if set(batch) <= {1}:
+        lu, pivots = torch.linalg.lu_factor(a)
+        lu = torch.empty(200, dtype=torch.float64).as_strided(lu.shape, odd).copy_(lu)
+        assert_same(vmap(torch.linalg.lu_solve)(lu, pivots, b), torch.linalg.solve(a, b))

@@ -96,9 +96,24 @@ def solve_rule(op, core_dims):
             operands[at_rhs] = fold_into_columns(level, operands[at_rhs].value, left)
             return unfold_columns(level, op(*operands, *rest, **options), left)
         aligned = same_batch(level, *[(t, abs(core)) for t, core in zip(operands, core_dims, strict=True)])
+        if 1 in core_dims:  # pivots beside their factors
+            aligned = [_dense_batch(t, abs(core)) for t, core in zip(aligned, core_dims, strict=True)]
         return op(*aligned, *rest, **options)
 
     return solve
+
+
+def _dense_batch(value: Tensor, core: int) -> Tensor:
+    """Factors [*batch, *core] whose batch lies matrix after matrix; the kernels step by the last stride of the batch.
+
+    torch calls a dim of size 1 contiguous whatever its stride.
+    """
+    step = value.shape[value.dim() - core :].numel()
+    for dim in range(value.dim() - core - 1, -1, -1):
+        if value.stride(dim) != step:
+            return value.clone(memory_format=torch.contiguous_format)
+        step *= value.shape[dim]
+    return value
 
 
 solve_rule(aten.linalg_solve_triangular.default, (2, -2))
