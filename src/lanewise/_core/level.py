@@ -22,14 +22,16 @@ from lanewise._torch_compat import (
     dispatch_mode_count,
     include_key,
     is_grad_enabled,
+    jit_tracing_state,
     never_compile,
-    set_grad_enabled,
     next_node_number,
+    set_grad_enabled,
     tls_exclude_set,
     tls_include_set,
     tls_is_excluded,
     tls_is_included,
 )
+from lanewise.errors import TransformError, at_user_line, explained
 
 _order = itertools.count(1)
 
@@ -92,9 +94,9 @@ class Level:
         order: Position in the order of all planes; an operation belongs to the plane of its highest operand.
         include, exclude: Dispatch state of the plane below, as it was when the level opened.
         grad_mode: Grad mode when the level opened.
+        begun: The number of the next node of autograd's graph then.
         pinned: Grad mode of the plane below while a transform runs autograd itself, else None.
         parent: The level of the plane below, None if that is plain torch.
-        begun: The number of the next node of autograd's graph then.
         alive: False once the transform has ended.
         lanes: None; on a batch plane whose lanes have parted, the set that runs; ENDED once the transform has ended.
             The hot paths serve the tensors whose home it is.
@@ -107,9 +109,9 @@ class Level:
         "include",
         "exclude",
         "grad_mode",
+        "begun",
         "pinned",
         "parent",
-        "begun",
         "alive",
         "lanes",
         "modes",
@@ -122,15 +124,17 @@ class Level:
     )
 
     def __init__(self) -> None:
+        if jit_tracing_state() is not None:
+            raise _traced()
         self.order = next(_order)
         self.include = tls_include_set()
         self.exclude = tls_exclude_set() | AUTOCAST_KEYS
         self.grad_mode = is_grad_enabled()
+        self.begun = next_node_number()
         self.pinned: bool | None = None
         self.parent = current_level()
         if self.parent is None and tls_is_included(FACTORY_KEY):
             # On no plane, though inside a level: a function that is run again by a saved-tensor hook.
-        self.begun = next_node_number()
             self.include = self.include - INSIDE_KEY_SET
         self.alive = True
         self.lanes: Any = None
@@ -151,7 +155,7 @@ class Level:
         include_key(OUTSIDE_KEY, True)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         levels = _stack.levels
         if self.closing:
             for close in self.closing:
@@ -166,6 +170,8 @@ class Level:
         include_key(OUTSIDE_KEY, self._outside)
         if not levels:
             _names.close()
+        if error is not None and (meaning := explained(error, self)) is not None:
+            raise meaning from error
 
     def below(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call `run(*args)` in the plane below: its dispatch state, its grad mode, its level for factories."""
@@ -196,20 +202,21 @@ class Level:
         """Whether `tensor` is a wrapper of this level."""
         raise NotImplementedError
 
+    def lifted(self, wrapper: Any) -> bool:
+        """Whether a wrapper of this level has lanes, or a tangent: no tensor of the plane below stands for it."""
+        return True
+
     def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
         """Carry out an operation that makes a tensor from none of this plane."""
         raise NotImplementedError
 
 
 def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
-    def lifted(self, wrapper: Any) -> bool:
-        """Whether a wrapper of this level has lanes, or a tangent: no tensor of the plane below stands for it."""
-        return True
-
     """An operation whose operands are all from outside the function: its results belong to the function's plane.
 
     What writes to its operands, or gives no tensor, runs as it would outside.
     """
+    # Excluded: inside a kernel, or the handler of another class of tensors.
     level = None if tls_is_excluded(FACTORY_KEY) else current_level()
     if level is None or not makes_tensors(op):
         with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
@@ -235,6 +242,15 @@ def makes_tensors(op: Any) -> bool:
 
 never_compile(run_outside)
 _fallthrough.fallback(run_outside, OUTSIDE_KEY_NAME)
+
+
+def _traced() -> TransformError:
+    return TransformError(
+        at_user_line(
+            "torch.jit.trace cannot look into a transform: its results for the inputs at hand would become constants",
+            "torch.export.export(module, args)  # or torch.compile(f)",
+        )
+    )
 
 
 def live_levels() -> list[Level]:
