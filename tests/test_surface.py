@@ -291,3 +291,9 @@ def test_escaped(kind):
             ask(kept[0])
     assert "ended=True" in repr(kept[0])
     assert tuple(kept[0].shape) == (3,)
+
+
+def test_plain_tensors_stay_what_they_are():
+    # A method put in the place of one of torch's may make a tensor a sequence to Python, with which torch.tensor fails.
+    x = torch.tensor(2.0)
+    assert torch.equal(torch.tensor([[x, -x], [x, x]]), torch.tensor([[2.0, -2.0], [2.0, 2.0]]))

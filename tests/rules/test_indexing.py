@@ -183,7 +183,7 @@ def test_a_number_of_a_lane_as_index_of_a_captured_table():
         return table[i].sin() * table[i, 0] + [table, table * 2][1][-1 - i, 1:].sum()
 
     out = vmap(f)(numbers)
-    assert len(runs) == 1
+    assert len(runs) <= 2  # once until the lanes are seen to differ, once for all of them
     want = torch.stack([f(i) for i in numbers])
     torch.testing.assert_close(out, want)
     for got, expected in zip(*(torch.autograd.grad(o.cos().sum(), table) for o in (out, want)), strict=True):

@@ -19,6 +19,7 @@ from lanewise._control.tensor_calls import call_with_numbers
 from lanewise._core.joins import decide
 from lanewise._core.lanes import child, machine
 from lanewise._core.plane import Plane
+from lanewise._core.subscripts import get_item
 from lanewise._core.surface import Surface
 
 
@@ -289,7 +290,7 @@ def item(thing: Any, index: Any) -> Any:
     if type(index) in _PLAIN_INDEX or machine.level is None:
         return thing[index]
     if isinstance(thing, Tensor):
-        return call_with_numbers(Tensor.__getitem__, thing, index)
+        return call_with_numbers(get_item, thing, index)
     if isinstance(index, Plane) and isinstance(thing, (list, tuple, range, str)):
         index = number_of(index)
     if not isinstance(index, LaneNumber) or not isinstance(thing, (list, tuple, range, dict)):

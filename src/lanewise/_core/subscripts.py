@@ -3,7 +3,6 @@
 torch asks a 0-dim index for its Python value; here it stays a tensor, and the index is one of a gather.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -11,25 +10,9 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.plane import Plane, sync
-from lanewise._torch_compat import never_compile
 
 _get = Tensor.__getitem__
 _set = Tensor.__setitem__
-
-
-@functools.wraps(_get)
-def _get_plain(self: Any, index: Any) -> Any:
-    """`Tensor.__getitem__` of a tensor from outside, whose index may be a number of each lane."""
-    if isinstance(index, Plane) or (type(index) is tuple and _holds_plane(index)):
-        return get_item(self, index)
-    return _get(self, index)
-
-
-def _holds_plane(index: tuple) -> bool:
-    for entry in index:
-        if isinstance(entry, Plane):
-            return True
-    return False
 
 
 def get_item(x: Tensor, index: Any) -> Tensor:
@@ -117,7 +100,3 @@ def _split(x: Tensor, entries: tuple) -> tuple[list, tuple, tuple]:
             window.append(entry)
         dim += x.dim() - _taken(entries) if entry is Ellipsis else _width(entry)
     return places, tuple(rest), tuple(window)
-
-
-never_compile(_get_plain)
-Tensor.__getitem__ = _get_plain  # type: ignore[method-assign]
