@@ -128,6 +128,15 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch, capsys):
     )
 
 
+def test_help_says_what_the_demo_does(capsys):
+    with pytest.raises(SystemExit) as left:
+        entry.main(["--help"])
+    assert left.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Find wrong labels among handwritten digits with the gradient of every single example" in text
+    assert "--quick" in text and "--output" in text
+
+
 def test_the_demo_prints_the_same_numbers_on_each_run(tmp_path, capsys):
     threads = torch.get_num_threads()
     assert entry.main(["--quick", "--output", str(tmp_path / "here")]) == 0
@@ -137,7 +146,8 @@ def test_the_demo_prints_the_same_numbers_on_each_run(tmp_path, capsys):
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert _without_times(here).replace("/here/", "/there/") == _without_times(run.stdout)
-    assert "Precision: looked at and flipped" in here
+    head = next(line for line in here.splitlines() if "Precision: looked at and flipped" in line)
+    assert head.split()[5:8] == ["norm", "agreement", "loss"]
     for folder in ("here", "there"):
         assert (tmp_path / folder / "suspects.png").read_bytes().startswith(b"\x89PNG")
 

@@ -86,8 +86,11 @@ def jacrev(
 ) -> Callable:
     """The Jacobian of `func`, by one backward pass whose lanes are the rows.
 
-    The better choice for a function with fewer numbers in its result than in its arguments. Complex arguments take part
-    as long as the function is holomorphic in them.
+    The better choice for a function with fewer numbers in its result than in its arguments.
+
+    Complex functions: of a real x, dy/dx, complex where y is; of a complex x to a complex y, the complex derivative,
+    for which the function must be holomorphic (`conj`, `abs`, `real` and `imag` are not); of a complex x to a real y,
+    dy/d(re x) + i dy/d(im x), the convention of `grad`.
 
     Args:
         func: A function of tensors or structures of tensors, which returns such, or `(result, aux)` if `has_aux`.
@@ -207,8 +210,11 @@ def jacfwd(
 ) -> Callable:
     """The Jacobian of `func`, by one forward pass whose lanes are the columns.
 
-    The better choice for a function with fewer numbers in its arguments than in its result. Complex arguments take part
-    as long as the function is holomorphic in them.
+    The better choice for a function with fewer numbers in its arguments than in its result.
+
+    Complex functions: of a real x, dy/dx, complex where y is; of a complex x to a complex y, the complex derivative,
+    for which the function must be holomorphic (`conj`, `abs`, `real` and `imag` are not); of a complex x to a real y,
+    dy/d(re x) + i dy/d(im x), the convention of `grad`.
 
     Args:
         func: A function of tensors or structures of tensors, which returns such, or `(result, aux)` if `has_aux`.

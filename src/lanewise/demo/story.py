@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lanewise import grad, vmap
+from lanewise import grad_and_value, vmap
 from lanewise.demo import data, derivatives, ensemble, figure, model, peers, ranking, training
 from lanewise.demo.report import explain, percent, section, table, title
 
@@ -30,13 +30,14 @@ QUICK = Size(epochs=3, members_epochs=1, timed_examples=64, timed_rounds=2)
 
 @dataclass(frozen=True)
 class Trained:
-    """A network, its parameters after training, and what its per-sample gradients say of the training examples."""
+    """A network, its parameters after training, and what gradients and losses say of each training example."""
 
     net: nn.Module
     params: model.Params
     predicted: Tensor
     norm: Tensor
     share: Tensor
+    loss: Tensor
 
 
 def run(output: Path, *, quick: bool = False) -> None:
@@ -105,13 +106,15 @@ def _train_one(digits: data.Digits, net: nn.Module, size: Size, bound: float, ra
     params = training.train(
         net, digits.images, digits.given, epochs=size.epochs, bound=bound, rate=rate, seed=SEED, title=name
     )
-    gradients = vmap(grad(model.loss_of(net)), in_dims=(None, 0, 0))(params, digits.images, digits.given)
+    each = vmap(grad_and_value(model.loss_of(net)), in_dims=(None, 0, 0))
+    gradients, losses = each(params, digits.images, digits.given)
     return Trained(
         net,
         params,
         model.predict(net, params, digits.images),
         ranking.gradient_norm(gradients),
         ranking.share_of_mean(gradients),
+        losses.detach(),
     )
 
 
@@ -122,11 +125,13 @@ def _finding(digits: data.Digits, trained: dict[str, Trained]) -> None:
     explain(
         f"""One call gives the gradients of all {total:,} training examples at the trained parameters. An example that
         the network has understood is silent by now; a wrong label still pulls. Two rankings: by the norm of the
-        gradient, and by its agreement with the mean gradient (the share of the mean that the example supplies)."""
+        gradient, and by its agreement with the mean gradient (the share of the mean that the example supplies). To
+        compare with, the ranking that needs no gradients: by the example's loss."""
     )
     rankings = {
         "norm": group.norm,
         "agreement": group.share,
+        "loss": group.loss,
         "BatchNorm: norm": trained["BatchNorm"].norm,
         "not cut: norm": trained["not cut"].norm,
     }
@@ -143,7 +148,10 @@ def _finding(digits: data.Digits, trained: dict[str, Trained]) -> None:
     explain(
         f"""The flipped labels are {percent(count / total)} of the examples and supply {percent(supplied)} of the mean
         gradient (above 100 % the others pull the other way). The median norm of a flipped example's gradient is
-        {group.norm[flipped].median():.1f}, that of the others {group.norm[~flipped].median():.1g}."""
+        {group.norm[flipped].median():.1f}, that of the others {group.norm[~flipped].median():.1g}. The loss alone,
+        which needs no gradients, finds {percent(ranking.find(group.loss, flipped, count).recall)} of the flipped labels
+        among its first {count}, the norm {percent(ranking.find(group.norm, flipped, count).recall)}: what each example
+        does to the parameters, only its gradient tells."""
     )
 
 
