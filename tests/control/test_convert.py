@@ -1,11 +1,14 @@
 """Converted functions of plain values do what the functions do: results, errors, and the lines that errors name."""
 
+import importlib.util
+import linecache
 import traceback
 
 import pytest
 import torch
 
 from lanewise import vmap
+from lanewise._control.compiling import is_converted
 from lanewise._control.convert import converted, why_not
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, machine
@@ -71,3 +74,79 @@ def test_one_function_converted_alone_and_inside_another():
     for f in (sign, power):
         got = vmap(lambda k: vmap(lambda x: f(x, k))(xs))(ks)  # noqa: B023
         assert torch.equal(got, torch.stack([torch.stack([f(x, k) for x in xs]) for k in ks]))
+
+
+def checked(x):
+    assert x != 0, "zero"
+    return "positive" if x > 0 else "negative"
+
+
+def test_a_function_whose_assertions_pytest_has_rewritten():
+    new = converted(checked)
+    assert new is not None and is_converted(new.__code__)
+    assert new(1), new(-1) == ("positive", "negative")
+    with pytest.raises(AssertionError, match="zero"):
+        new(0)
+
+
+def module_of(path, text):
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_file_that_has_changed(tmp_path):
+    path = tmp_path / "changing.py"
+    f = module_of(path, "def f(x):\n    if x > 0:\n        return 1\n    return 2\n").f
+    path.write_text("def f(x):\n    if x > 0:\n        return 5\n    return 2\n")
+    linecache.clearcache()
+    assert converted(f) is None
+    assert "the file has changed" in why_not(f)
+
+
+def test_two_lambdas_of_one_shape(tmp_path):
+    text = "a, b = lambda x: 1 if x else 2, lambda x: 1 if not x else 2\n"
+    text += "c = (lambda x: (lambda x: x + 1 if x else 0)(x))\n"
+    module = module_of(tmp_path / "lambdas.py", text)
+    for f in (module.a, module.b, module.c):
+        new = converted(f)
+        assert new is not None
+        assert [new(x) for x in (0, 1)] == [f(x) for x in (0, 1)]
+
+
+def test_no_source():
+    space = {}
+    exec("def f(x):\n    return 1 if x else 2", space)
+    assert converted(space["f"]) is None
+    assert why_not(space["f"]) == "no source: <string> cannot be read"
+
+
+def test_what_cannot_be_converted():
+    def generator():
+        yield 1
+
+    async def asynchronous():
+        return 1
+
+    def walrus(x):
+        return x > 0 and (y := x) > 1 and y
+
+    assert why_not(generator) == "it is a generator or asynchronous"
+    assert why_not(asynchronous) == "it is a generator or asynchronous"
+    assert why_not(walrus) == "`:=` in an operand that not all lanes evaluate"
+    assert why_not(len) == "it is of type builtin_function_or_method, not a Python function"
+
+
+def test_more_branches_than_python_nests():
+    text = "def f(x):\n    if x == 0:\n        y = x\n"
+    text += "".join(f"    elif x == {i}:\n        y = x * {i} * 2\n" for i in range(1, 40))
+    text += "    else:\n        y = -x\n    return y\n"
+    linecache.cache["<many>"] = (len(text), None, text.splitlines(True), "<many>")
+    space = {}
+    exec(compile(text, "<many>", "exec"), space)
+    f = space["f"]
+    assert "too many statically nested blocks" in why_not(f)
+    xs = torch.tensor([3, 38, 3, 50, 0])
+    assert torch.equal(vmap(f)(xs), torch.stack([f(x) for x in xs]))

@@ -83,6 +83,17 @@ class LaneNumber:
     def __repr__(self) -> str:
         return f"LaneNumber({self.kind.__name__}, {self.value!r})"
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        with on_plane(None):
+            array = torch.tensor(self.resolve(), dtype=DTYPES[self.kind]).numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __copy__(self) -> "LaneNumber":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "LaneNumber":
+        return self
+
     def __reduce__(self) -> Any:
         return self.kind, (self.resolve(),)
 

@@ -19,7 +19,7 @@ _POINTWISE = frozenset(
 # Functions of torch that take one number for a list, and ask for it natively: they do not see `__torch_function__`.
 TAKE_LISTS = frozenset(
     "tensor as_tensor zeros ones empty rand randn new_zeros new_ones new_empty view reshape expand permute tile repeat "
-    "flip roll sum nansum mean nanmean amax amin std std_mean var var_mean norm logsumexp nuclear_norm "
+    "flip split roll sum nansum mean nanmean amax amin std std_mean var var_mean norm logsumexp nuclear_norm "
     "frobenius_norm linalg_norm linalg_vector_norm conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
     "conv_transpose3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices "
     "max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d adaptive_avg_pool1d adaptive_avg_pool2d "
