@@ -67,7 +67,7 @@ class BatchTensor(Plane):
 
     Attributes:
         home: Where lanes have parted (lane_level.py): the lanes it was made for, else None.
-        gathered: The lanes it was last gathered for, its version then, and the result.
+        gathered: The lanes it was last gathered for, its version then, the result, and whether gradients were recorded.
         cotangent: Set on results of a backward pass: zero in lanes that it does not have.
     """
 
@@ -134,7 +134,9 @@ class BatchLevel(Level):
         return out
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
-        """`[*S]`, the same in all lanes -> `[*S]` on this plane."""
+        """`[*S]`, the same in all lanes -> `[*S]` on this plane; a tensor without strides stays where it is."""
+        if value.layout is not torch.strided:
+            return value  # type: ignore[return-value]
         out = new_wrapper(BatchTensor, value, value.shape, value.stride())
         out.value = value
         out.level = self
