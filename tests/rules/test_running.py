@@ -171,6 +171,29 @@ def test_several_calls_of_one_instance_norm():
     check(module, lambda m: (vmap(twice(m)), loop(twice(m))), torch.randn(5, 2, 3, 4, dtype=D))
 
 
+def test_tangents_outside_of_statistics_with_lanes():
+    """Statistics made outside of jvp get their new values; those that are its argument get tangents, too."""
+    x, t = torch.randn(2, 4, 2, 3, 5, dtype=D)
+    stats = torch.rand(2, 4, 3, dtype=D)
+
+    def mapped(x, mean, var):
+        return vmap(lambda x, m, v: F.instance_norm(x, m, v))(x, mean, var)
+
+    mean, var = stats.clone()
+    assert_same(jvp(lambda x: mapped(x, mean, var), (x,), (t,)), jvp(vmap(F.instance_norm), (x,), (t,)))
+    assert_same(mean, stats[0] * 0.9 + x.mean((1, 3)) * 0.1)
+    assert_same(var, stats[1] * 0.9 + x.var(3).mean(1) * 0.1)
+
+    def updated(x, mean, var):
+        mean = mean * 1
+        mapped(x, mean, var)
+        return mean
+
+    change = torch.randn(4, 3, dtype=D)
+    got = jvp(lambda x, mean: updated(x, mean, stats[1].clone()), (x, stats[0]), (t, change))[1]
+    assert_same(got, change * 0.9 + t.mean((1, 3)) * 0.1)
+
+
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("name", NORMS)
 def test_lanes_that_take_different_branches_are_refused_and_nothing_is_left_updated(name, momentum):

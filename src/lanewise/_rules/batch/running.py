@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.dual import DualLevel
 from lanewise._core.factories import route, unrouted
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel
@@ -332,10 +333,32 @@ def _instance_norm(
                 continue
             news = new.mean(0).to(statistic.dtype) * momentum
             if level.owns(statistic):
-                statistic.mul_(1 - momentum).add_(news)
+                statistic.mul_(1 - momentum).add_(_for_writing_into(statistic, news))
             else:
                 update_running(level, [statistic], [news], given, momentum)
     return unrouted(aten.instance_norm.default, x, weight, bias, None, None, True, *options)
 
 
 route(aten.instance_norm.default, _instance_norm)
+
+
+def _for_writing_into(statistic: Tensor, new: Tensor) -> Tensor:
+    """`new` without the tangents of planes that the statistic, or what holds its lanes, does not lie on."""
+    planes: set[Level] = set()
+    while isinstance(statistic, Plane):
+        planes.add(statistic.level)
+        statistic = statistic.value
+    return _without_tangents(new, planes)
+
+
+def _without_tangents(new: Tensor, kept: set[Level]) -> Tensor:
+    if not isinstance(new, Plane):
+        return new
+    value = new.level.below(_without_tangents, new.value, kept)
+    if isinstance(new.level, DualLevel) and new.level not in kept:
+        return value
+    if value is new.value or not isinstance(new.level, BatchLevel):
+        return new
+    out = new.level.alias(new)  # type: ignore[arg-type]
+    out.value = value
+    return out
