@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.results import lane_names
+from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
@@ -43,6 +44,8 @@ def boundary(level: LaneLevel, thunk: partial, join: Callable[..., Any], *, stru
     rows: Any = None
     # Without draws, and without values of the level other than the arguments, a lane needs nothing of the others.
     simple = generators is None and base is level.root and level.outer is None
+    before = shared_gradients(level)
+    shared: list[list[tuple]] = []
     try:
         while True:
             with _naming_lanes(level):
@@ -51,6 +54,8 @@ def boundary(level: LaneLevel, thunk: partial, join: Callable[..., Any], *, stru
             pieces.append(done)
             if done is base:
                 return values[0]
+            shared.append(shared_gradients(level))
+            show_gradients(level, before)
             waiting = _without(base, waiting, done)
             if not waiting.shape[0]:
                 break
@@ -70,6 +75,7 @@ def boundary(level: LaneLevel, thunk: partial, join: Callable[..., Any], *, stru
         if outer_journal is not None:
             journal.pass_on(outer_journal)
     target = merge_target(base, pieces)
+    merge_gradients(level, target, pieces, shared)
     return join(level, target, pieces, values)
 
 

@@ -16,9 +16,11 @@ from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.graphs import lane_by_lane, node_of, order, through_arguments
-from lanewise._core.lane_level import completed
+from lanewise._core.joins import merge_tensors
+from lanewise._core.lane_level import LaneLevel, completed, of_lanes
+from lanewise._core.lanes import Lanes, OperationFailed, Target, machine
 from lanewise._core.level import current_level
-from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
+from lanewise._core.plane import Plane, at_home, escaped, recorded, sync, tracked
 from lanewise._torch_compat import (
     apply_plainly,
     current_graph_task_id,
@@ -213,17 +215,73 @@ def accumulate_per_lane(
 
 
 def _noting(level: BatchLevel, entry: _Shown) -> Any:
-    def prehook(grads: tuple) -> None:
+    def prehook(grads: tuple) -> tuple:
+        shown = []
         for grad in grads:
             if grad is not None:
                 grad = grad if isinstance(grad, Plane) and grad.level is level else level.adopt(grad)
+                if isinstance(level, LaneLevel):
+                    grad = of_lanes(level, grad)
                 entry.added = grad if entry.added is None else entry.added + grad
+            shown.append(grad)
+        return tuple(shown)
 
     return prehook
 
 
+def shared_gradients(level: BatchLevel) -> list[tuple]:
+    """What the shared leaves of a level show now: leaf, the lanes' gradients, `.grad`, whether others have set that."""
+    found = []
+    for entry in _shown.get(level, {}).values():
+        shown = entry.leaf.grad
+        touched = shown is None or shown is not entry.grad or shown._version != entry.version
+        with at_home(shown):
+            found.append((entry.leaf, entry.added, None if shown is None else shown.clone(), touched))
+    return found
+
+
+def show_gradients(level: BatchLevel, state: list[tuple]) -> None:
+    """Go back to what `shared_gradients` found, or on to what such were merged to."""
+    entries = _shown.get(level)
+    if entries is None:
+        return
+    for entry in entries.values():
+        entry.leaf.grad = entry.base
+    entries.clear()
+    for leaf, added, shown, touched in state:
+        entry = entries[id(leaf)] = _Shown(leaf)
+        entry.added = added
+        if shown is not None:
+            with at_home(shown):
+                leaf.grad = shown.clone()
+        if not touched:
+            entry.grad, entry.version = leaf.grad, leaf.grad._version  # type: ignore[union-attr]
+
+
+def merge_gradients(level: LaneLevel, target: Target, pieces: list[Lanes], states: list[list[tuple]]) -> None:
+    """Shared leaves show in each lane what they showed in its piece, zeros where nothing was added."""
+    leaves = {id(leaf): leaf for state in states for leaf, *_ in state}
+    if not leaves:
+        return
+    merged = []
+    for key, leaf in leaves.items():
+        found = [next((entry for entry in state if id(entry[0]) == key), None) for state in states]
+        zeros = level.below(torch.zeros_like, leaf.detach())
+        added, shown = [
+            merge_tensors(level, target, pieces, [zeros if e is None or e[place] is None else e[place] for e in found])
+            for place in (1, 2)
+        ]
+        merged.append((leaf, added, shown, any(entry is not None and entry[3] for entry in found)))
+    show_gradients(level, merged)
+
+
 def _settle(level: BatchLevel) -> None:
-    """The level ends: what its shared leaves show becomes one gradient again, the sum over the lanes."""
+    """The level ends: what its shared leaves show becomes one gradient again, the sum over the lanes.
+
+    Where its `vmap` is about to start again, or one around it, they show what they did before.
+    """
+    if any(raised is not OperationFailed and owner.order <= level.order for raised, owner, *_ in machine.raised):
+        show_gradients(level, [])
     for entry in _shown.pop(level).values():
         leaf, shown = entry.leaf, entry.leaf.grad
         place = order(leaf)

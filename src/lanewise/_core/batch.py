@@ -1,6 +1,7 @@
 """The batch plane: a tensor with lanes, and how an operation on it is carried out."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeGuard
 
 import torch
@@ -171,6 +172,10 @@ class BatchLevel(Level):
     def here(self, tensor: Any) -> Any:
         """A value for the lanes that run: all of them, on this kind of level."""
         return tensor
+
+    def lanes_of_all(self, values: list) -> Any:
+        """A context in which the lanes run that all values have: all, on this kind of level."""
+        return nullcontext()
 
     @property
     def own_size(self) -> int:

@@ -241,11 +241,12 @@ class UserCall(Call):
             if not isinstance(level, BatchLevel) or level.size == 0:
                 raise
         _say_slow(self.cls)
-        rows = [
-            level.below(self._or_per_lane, formula, list(at_lane(level, kept, b)), at_lane(level, given, b))
-            for b in range(level.size)
-        ]
-        return tuple([stack_lanes(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
+        with level.lanes_of_all([*kept, *given]):
+            rows = [
+                level.below(self._or_per_lane, formula, list(at_lane(level, kept, b)), at_lane(level, given, b))
+                for b in range(level.size)
+            ]
+            return tuple([stack_lanes(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
 
     def _backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
         formula = user_formula(self.cls)
@@ -450,6 +451,7 @@ def at_lane(level: BatchLevel, values: Any, lane: int) -> tuple:
     def take(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
+        value = level.here(value)
         return level.below(torch.select, value.value, 0, lane) if level.mapped(value) else level.physical(value)
 
     return tuple([take(value) for value in values])

@@ -1,5 +1,7 @@
 """The batch plane while lanes part: every value knows its lanes, and an operation runs on those that are running."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -192,6 +194,17 @@ class LaneLevel(BatchLevel):
         tensor.gathered = (lanes, version, out, grads)
         return out
 
+    @contextmanager
+    def lanes_of_all(self, values: list) -> Iterator[None]:
+        """Inside a backward pass, the lanes run that all values have."""
+        running = self._lanes
+        if current_graph_task_id() != -1:
+            self.lanes = self._cotangent_lanes(None, [value for value in values if isinstance(value, Tensor)])
+        try:
+            yield
+        finally:
+            self.lanes = running
+
     def covers(self, level: Any) -> bool:
         """Whether `level` is this one, or one around it whose lanes are part of the pairs here."""
         here: Any = self
@@ -201,7 +214,7 @@ class LaneLevel(BatchLevel):
             here = getattr(here, "outer", None)
         return False
 
-    def _cotangent_lanes(self, func: OpOverload, operands: list[Tensor]) -> Lanes:
+    def _cotangent_lanes(self, func: OpOverload | None, operands: list[Tensor]) -> Lanes:
         """Inside a backward pass: the lanes that an operation runs on, those that all of its operands have.
 
         A sum runs on those that any of them has, and so does what puts cotangents side by side: a cotangent is zero in
@@ -224,7 +237,7 @@ class LaneLevel(BatchLevel):
             else:
                 found = self._union(found, home)
         # What was saved may have lanes that no longer ran when the pass began: no cotangent has them.
-        return self._lanes if found is None or self._lanes.within(found) else found
+        return self._lanes if found is None or (not sums and self._lanes.within(found)) else found
 
     def _union(self, a: Lanes, b: Lanes) -> Lanes:
         if a.within(b) or b.within(a):
@@ -351,8 +364,12 @@ class LaneLevel(BatchLevel):
                 # The graph of this plane cannot hold that some lanes were written and others not.
                 raise Restart(self)
             lift(tensor)
+            if partial(tensor):
+                self._widen(tensor)
             if self.journal is not None:
                 keep(self, tensor.value, tensor.home)
+            if tensor.home is self._lanes:
+                continue
             stand = self.here(tensor)
             tensor.gathered = None
             stands[id(tensor)] = stand
@@ -369,6 +386,16 @@ class LaneLevel(BatchLevel):
                 self.below(_put, target.value, self._lanes.positions(target.home), stand.value)
         back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}
         return map_tensors(lambda t: back.get(id(t), t), out)
+
+    def _widen(self, tensor: BatchTensor) -> None:
+        """Before a write to a cotangent: zeros for lanes that run and that it does not have, memory of its own."""
+        if not self._lanes.within(tensor.home):
+            lanes = common_ancestor(tensor.home, self._lanes)
+            tensor.value = self.below(_spread, tensor.value, tensor.home.positions(lanes), lanes.size)
+            tensor.home = lanes
+            tensor.cotangent = True
+        elif 0 in tensor.value.stride():
+            tensor.value = self.below(torch.clone, tensor.value)
 
     # --- random numbers --------------------------------------------------------------------------------------------
 
@@ -481,6 +508,18 @@ def completed(tensor: Any) -> Any:
             short = short or part.home is not part.level.lanes
         part = part.value
     return tensor.clone() if short else tensor
+
+
+def of_lanes(level: LaneLevel, cotangent: Tensor) -> Tensor:
+    """A cotangent with lanes: of those that run, if it is the same in all of them."""
+    if not level.mapped(cotangent):
+        cotangent = cotangent + level.wrap(level.below(_no_change, cotangent, level.size))
+    cotangent.cotangent = True  # type: ignore[attr-defined]
+    return cotangent
+
+
+def _no_change(like: Tensor, size: int) -> Tensor:
+    return torch.zeros(size, dtype=like.dtype, device=like.device)
 
 
 def _by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
