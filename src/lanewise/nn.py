@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from lanewise._control.callees import fn
 from lanewise._torch_compat import BatchNormBase, forget_parametrized
 from lanewise.errors import ArgumentError, TransformError
 
@@ -72,7 +73,7 @@ def functional_call(
     elif not isinstance(args, tuple):
         args = (args,)
     with _swapped(_slots(module, values), values) as slots:
-        result = module(*args, **(kwargs or {}))
+        result = fn(module)(*args, **(kwargs or {}))
         left = {name: slot.get() for name, slot in slots.items() if slot.filled()}
     for given in dicts:
         given.update({name: left[name] for name in given if name in left and left[name] is not given[name]})

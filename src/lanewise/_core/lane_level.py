@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
+from lanewise._core.failing import part_by_failure
 from lanewise._core.journal import keep
 from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine
 from lanewise._core.level import ENDED, Level, on_plane
@@ -278,43 +279,9 @@ class LaneLevel(BatchLevel):
         try:
             return super().interpret(func, args, kwargs, operands)
         except Exception:
-            if not self._part_by_failure(func, args, kwargs, operands):
+            if not part_by_failure(self, super().interpret, func, args, kwargs, operands):
                 raise
         return self.interpret(func, args, kwargs, operands)
-
-    def _part_by_failure(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> bool:
-        """After an operation failed: go on with the lanes in which it does not. False if there are none, or no others.
-
-        In those that run again for it, it fails in all, as it would alone.
-        """
-        running = self._lanes
-        if running.size < 2 or current_graph_task_id() != -1 or func._schema.is_mutable or is_random(func):
-            return False
-        fine: list[int] = []
-        ranges = [(0, running.size)]
-        try:
-            while ranges:
-                start, stop = ranges.pop()
-                with on_plane(None):
-                    self.lanes = child(running, torch.arange(start, stop))
-                try:
-                    if stop - start < running.size:
-                        gathered = [self.here(operand) for operand in operands]
-                        super().interpret(func, *replace_tensors(self.here, args, kwargs), gathered)
-                        fine.extend(range(start, stop))
-                        continue
-                except Exception:
-                    if stop - start == 1:
-                        continue
-                middle = (start + stop) // 2
-                ranges += [(middle, stop), (start, middle)]
-        finally:
-            self.lanes = running
-        if not fine or len(fine) == running.size:
-            return False
-        with on_plane(None):
-            self.lanes = child(running, torch.tensor(fine))
-        return True
 
     def _backward(self, lanes: Lanes, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         """An operation of a backward pass, on the lanes of its cotangents."""
