@@ -91,18 +91,6 @@ def raised(run):
 
 COO, CSR = MATRICES["coo"], MATRICES["csr"]
 REFUSED = {
-    "a mapped sparse tensor": (
-        lambda: vmap(torch.sum)(COO),
-        "vmap(sum)(args[0]): args[0] [2, 3] has the layout sparse_coo, which has no strides: its parts along dim 0 "
-        "cannot be lanes. A sparse matrix that is not mapped can be multiplied with lanes",
-        "vmap(sum, ...)(args[0].to_dense())",
-    ),
-    "a mapped compressed tensor": (
-        lambda: vmap(lambda s: s)(CSR),
-        "vmap(f)(s): s [2, 3] has the layout sparse_csr, which has no strides: its parts along dim 0 cannot be lanes. "
-        "A sparse matrix that is not mapped can be multiplied with lanes",
-        "vmap(f, ...)(s.to_dense())",
-    ),
     "elementwise": (
         lambda: vmap(lambda x: COO * x)(X),
         "vmap: aten.mul.Tensor: a captured tensor of layout sparse_coo [2, 3] and a value that differs from lane to "
@@ -195,3 +183,23 @@ def test_one_hot():
         vmap(lambda i: F.one_hot(i, 0))(indices)
     with pytest.raises(TransformError, match="LongTensor"):
         vmap(lambda i: F.one_hot(i, 3))(indices.int())
+
+
+def test_parts_of_a_sparse_tensor_are_lanes():
+    dense = torch.tensor([[[0.0, 2.0], [1.0, 0.0]], [[3.0, 0.0], [0.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    x, xs = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.arange(12.0).reshape(3, 2, 2).requires_grad_()
+    assert torch.equal(vmap(torch.sparse.mm, in_dims=(0, None))(dense.to_sparse(), x), dense @ x)
+    assert torch.equal(vmap(torch.sparse.mm, in_dims=(2, 0))(dense.movedim(0, 2).to_sparse(), xs), dense @ xs)
+    out = vmap(lambda a, x: torch.sparse.mm(a, x).square().sum())(dense.to_sparse(), xs)
+    got, want = (torch.autograd.grad(o.sum(), xs)[0] for o in (out, (dense @ xs).square()))
+    assert torch.equal(got, want)
+    assert torch.equal(vmap(torch.sum)(dense.to_sparse()), dense.sum((1, 2)))
+    assert vmap(torch.sparse.mm, in_dims=(0, None))(dense[:0].to_sparse(), x).shape == (0, 2, 2)
+
+
+def test_results_of_a_sparse_layout():
+    parts = torch.eye(2).to_sparse()
+    with pytest.raises(RuntimeError, match="cannot be stacked: their layout, torch.sparse_coo, has no strides"):
+        vmap(lambda s: s)(parts)
+    rows = vmap(lambda s: s, out_dims="list")(parts)
+    assert torch.equal(torch.stack([row.to_dense() for row in rows]), torch.eye(2))

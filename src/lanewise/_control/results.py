@@ -219,4 +219,9 @@ def _differing(level: LaneLevel, pieces: list[Lanes], parts: list[Any], name: st
                     'vmap(f, out_dims="list")(xs)  # or a list, one result for each lane',
                 )
             )
-    return TransformError(at_user_line(f"vmap: {name}: lanes return different {reason}"))
+    return TransformError(
+        at_user_line(
+            f"vmap: {name}: lanes return tensors that cannot be stacked: {reason}",
+            'vmap(f, out_dims="list")(xs)  # a list, one result for each lane',
+        )
+    )

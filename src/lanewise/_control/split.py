@@ -21,7 +21,7 @@ from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.chunks import Generators
 from lanewise._transforms.parting import code_of
-from lanewise._transforms.ragged import Components, is_jagged, is_ragged
+from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
 from lanewise.errors import TransformError, at_user_line
 
@@ -35,9 +35,9 @@ def run_apart(
     """One chunk of a `vmap` whose lanes part."""
     generators = None if randomness == "error" else Generators()
     jagged = {
-        position: Components(leaf, *place[:2])
+        position: Components(leaf, dim, *place[:2])
         for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
-        if dim is not None and is_jagged(leaf)
+        if dim is not None and by_component(leaf, dim)
     }
     flat = not (
         jagged or is_ragged(out_dims) or any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
@@ -50,7 +50,7 @@ def run_apart(
             leaf if dim is None or position in jagged else _entered(level, lane_rows(leaf, dim, place))
             for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
         ]
-        given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not lane.is_nested]
+        given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not by_component(lane, dim)]
         level.journal = Journal(given)
         try:
             with level:
@@ -83,7 +83,11 @@ def _run(level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Compon
     places = level.lanes.positions(level.root).tolist()
     rows = {position: level.below(components.stacked, places) for position, components in jagged.items()}
     args, kwargs = unflatten(
-        [level.wrap(rows[position]) if position in rows else lane for position, lane in enumerate(lanes)], spec
+        [
+            lane if position not in rows else rows[position] if jagged[position].sparse else level.wrap(rows[position])
+            for position, lane in enumerate(lanes)
+        ],
+        spec,
     )
     versions = [value._version for value in rows.values()]
     out = func(*args, **kwargs)
@@ -101,7 +105,7 @@ def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
     """Go on with the largest group of lanes whose components have the same shapes."""
     numbers: dict[tuple, int] = {}
     each = [
-        numbers.setdefault(tuple(one.lanes[place].shape for one in components), len(numbers))
+        numbers.setdefault(tuple(one.kind(place) for one in components), len(numbers))
         for place in level.lanes.positions(level.root).tolist()
     ]
     with on_plane(None):

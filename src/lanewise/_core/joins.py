@@ -43,7 +43,7 @@ def merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values:
         if value.dtype != first.dtype:
             raise Unmergeable(f"dtypes {' and '.join(sorted({str(v.dtype) for v in values}))}")
         if value.layout is not torch.strided:
-            raise Unmergeable(f"layout {value.layout}")
+            raise Unmergeable(f"their layout, {value.layout}, has no strides")
     if is_grad_enabled() and any(isinstance(value, Plane) and recorded(value) for value in values):
         return apply_plainly(_Merge, level, target, pieces, *values)
     return _merged(level, target, pieces, values)
@@ -69,11 +69,21 @@ def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) 
         return top.wrap(primal, top.below(merge_tensors, level, target, pieces, filled))
     assert isinstance(top, BatchLevel)
     if isinstance(top, LaneLevel):
-        values = [top.here(value) for value in values]
+        values = [_for_lanes(level, piece, top.here, value) for value, piece in zip(values, pieces)]
     if any(top.mapped(value) for value in values):
-        whole = [top.below(top.expanded, value) for value in values]
+        whole = [_for_lanes(level, piece, top.below, top.expanded, value) for value, piece in zip(values, pieces)]
         return top.wrap(top.below(merge_tensors, level, target, pieces, whole))
     return top.adopt(top.below(merge_tensors, level, target, pieces, [top.physical(value) for value in values]))
+
+
+def _for_lanes(level: LaneLevel, lanes: Lanes, run: Any, *args: Any) -> Any:
+    """Run something for other lanes than those that run."""
+    running = level.lanes
+    level.lanes = lanes
+    try:
+        return run(*args)
+    finally:
+        level.lanes = running
 
 
 def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Tensor]) -> Tensor:

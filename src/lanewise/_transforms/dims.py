@@ -10,7 +10,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.layouts import layout_of
 from lanewise._core.trees import PrefixMismatch, Spec, children_of, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
-from lanewise._transforms.ragged import is_jagged
+from lanewise._transforms.ragged import by_component
 from lanewise.errors import ArgumentError, DimensionError, TransformError, at_user_line
 
 
@@ -91,12 +91,12 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
             continue
         if not isinstance(leaf, Tensor) or not isinstance(dim, int) or not leaf.dim():
             raise _not_mappable(call, prefix, position)
-        if (leaf.is_nested or leaf.layout is not torch.strided) and not (is_jagged(leaf) and dim in (0, -leaf.dim())):
+        if (leaf.is_nested or leaf.layout is not torch.strided) and not by_component(leaf, dim):
             raise _not_mappable(call, prefix, position)
         if not -leaf.dim() <= dim < leaf.dim():
             raise _not_mappable(call, prefix, position)
         dims[position] = dim % leaf.dim()
-        length = leaf.shape[dim]
+        length = leaf.size(0) if leaf.is_nested else leaf.shape[dim]
         same = same and (size < 0 or length == size)
         size = length if size < 0 else size
     if not same:
@@ -182,8 +182,8 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
         return TransformError(
             at_user_line(
                 f"{call}: {name} is a nested tensor (Internal error: NestedTensorImpl doesn't support sizes): its "
-                "components are lanes where its layout is torch.jagged, along dim 0",
-                f"vmap({call.name})(torch.nested.as_nested_tensor({name}.unbind(), layout=torch.jagged))",
+                f"components are lanes along dim 0, not along dim {dim}",
+                f"vmap({call.name}, in_dims=0)({name})",
             )
         )
     if leaf.layout is not torch.strided and -leaf.dim() <= dim < leaf.dim():

@@ -175,25 +175,51 @@ def joined(leaves: list, dim: str, given: Sequence) -> Any:
 
 
 def is_jagged(leaf: Any) -> bool:
-    """Whether `leaf` is a nested tensor whose components can be lanes."""
+    """Whether `leaf` is a nested tensor of jagged layout."""
     return isinstance(leaf, Tensor) and leaf.is_nested and leaf.layout is torch.jagged
 
 
+def by_component(leaf: Any, dim: int) -> bool:
+    """Whether the lanes of `leaf` are components of a nested tensor, or sparse parts along `dim`."""
+    if not isinstance(leaf, Tensor):
+        return False
+    if leaf.is_nested:
+        return dim in (0, -leaf.dim())
+    return leaf.layout in _SPARSE and -leaf.dim() <= dim < leaf.dim()
+
+
+# Layouts of which `select` gives parts.
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
 class Components:
-    """The components of a nested tensor as lanes; those that run together have one shape.
+    """Parts of a nested or a sparse tensor as lanes. Those that run together have one shape, or are one sparse part.
 
     Attributes:
-        lanes: The components, one for each lane.
-        none: What no lanes are `[0, 0, *S]`.
+        lanes: The parts, one for each lane.
+        sparse: Whether they are sparse.
+        none: What no lanes are: `[0, 0, *S]`, or a sparse part without entries.
     """
 
-    __slots__ = ("lanes", "none")
+    __slots__ = ("lanes", "sparse", "none")
 
-    def __init__(self, tensor: Tensor, start: int, length: int) -> None:
+    def __init__(self, tensor: Tensor, dim: int, start: int, length: int) -> None:
+        self.sparse = not tensor.is_nested
+        if self.sparse:
+            self.lanes = [tensor.select(dim, lane) for lane in range(start, start + length)]
+            rest = [size for place, size in enumerate(tensor.shape) if place != dim % tensor.dim()]
+            self.none = torch.zeros(rest, dtype=tensor.dtype, device=tensor.device).to_sparse()
+            return
         self.lanes = tensor.unbind()[start : start + length]
-        values = tensor.values()  # type: ignore[operator]
-        self.none = values[:0].reshape(0, 0, *values.shape[1:])
+        like = tensor.values()[:0] if tensor.layout is torch.jagged else next(iter(self.lanes), torch.empty(0))[:0]  # type: ignore[operator]
+        self.none = like.reshape(0, 0, *like.shape[1:])
+
+    def kind(self, place: int) -> Any:
+        """What is the same for lanes that may run together."""
+        return place if self.sparse else self.lanes[place].shape
 
     def stacked(self, places: list[int]) -> Tensor:
-        """Those at `places` `[n, *S]`."""
-        return torch.stack([self.lanes[place] for place in places]) if places else self.none
+        """Those at `places` `[n, *S]`, or the one sparse part."""
+        if not places:
+            return self.none
+        return self.lanes[places[0]] if self.sparse else torch.stack([self.lanes[place] for place in places])

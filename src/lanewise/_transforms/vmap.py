@@ -26,7 +26,7 @@ from lanewise._transforms.dims import (
     unstackable,
 )
 from lanewise._transforms.parting import code_of, parted, parts, runner, start_again
-from lanewise._transforms.ragged import Apart, Ragged, is_jagged, result, taken_apart
+from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
 from lanewise.errors import hide_own_frames
 
 
@@ -206,7 +206,7 @@ def run_lanes(
     """Run the function for the lanes `start ... start + length` out of `total`."""
     start, length, total = place
     code = code_of(call.func)
-    if not parts(code) and not any(dim is not None and is_jagged(leaf) for leaf, dim in zip(leaves, dims)):
+    if not parts(code) and not any(dim is not None and by_component(leaf, dim) for leaf, dim in zip(leaves, dims)):
         lanes = list(leaves)
         level = BatchLevel(length, randomness, total, start)
         generators = None if randomness == "error" else Generators()
