@@ -182,17 +182,20 @@ def solve_ex(level, a, b, *, left=True, check_errors=False):
         batch = max(a.dim(), rhs_dims) - 2
         padded = _pad_batch(level, matrix, a.dim() - 2, batch) if level.mapped(a) else matrix
         rhs = _pad_batch(level, rhs, rhs_dims - 2, batch) if level.mapped(b) else rhs
-        rhs = rhs.expand(*torch.broadcast_shapes(rhs.shape[:-2], padded.shape[:-2]), *rhs.shape[-2:])
-        x, lu, pivots, info = aten._linalg_solve_ex(padded, rhs, **options)
-        own = matrix.shape[:-2]
-        factors = [lu.reshape(matrix.shape), pivots.reshape(*own, a.shape[-1]), info.reshape(own)]
+        if rhs.shape[:-2] != padded.shape[:-2]:
+            rhs = rhs.expand(*torch.broadcast_shapes(rhs.shape[:-2], padded.shape[:-2]), *rhs.shape[-2:])
+        x, *factors = aten._linalg_solve_ex(padded, rhs, **options)
+        if padded is not matrix:
+            lu, pivots, info = factors
+            own = matrix.shape[:-2]
+            factors = [lu.reshape(matrix.shape), pivots.reshape(*own, a.shape[-1]), info.reshape(own)]
         factors = differentiable_factors(matrix, factors)
         factors = [t if level.mapped(a) else t.expand(level.size, *t.shape) for t in factors]
     return (x.squeeze(-1) if vectors and left else x, *factors)
 
 
 def _pad_batch(level, value, has, wants):
-    return value.reshape(level.size, *([1] * (wants - has)), *value.shape[1:])
+    return value if has == wants else value.reshape(level.size, *([1] * (wants - has)), *value.shape[1:])
 
 
 @lane_rule(aten.lu_unpack.default)
