@@ -1,5 +1,7 @@
 """Normalisation layers. Lanes go into the rows, the batch or the channels, so that one kernel serves all of them."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -217,6 +219,13 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
         out = out.unflatten(0, (lanes, x.shape[0]))
         saved = [t.expand(lanes, *t.shape) for t in saved]
         return out if own else _scaled_channels(level, out, weight, bias), *saved
+    if mean is None and var is None and x.shape[0] == 1 and _normalizes_groups(x.value):
+        # Statistics of one image, as for instance norm: the kernel of group norm takes half the time.
+        value = x.value.flatten(0, 1).contiguous()
+        out, *saved = aten.native_group_norm(
+            value, None, None, *value.shape[:2], prod(x.shape[2:]), value.shape[1], eps
+        )
+        return _scaled_channels(level, out.unsqueeze(1), weight, bias), *saved
     scale, shift, centre, spread = (_affine(level, t) for t in (weight, bias, mean, var))
     out, *saved = aten.native_batch_norm(_into_channels(level, x), scale, shift, centre, spread, *options)
     if training:
@@ -225,6 +234,11 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
                 statistic.value.copy_(written.view(statistic.value.shape))
     saved = [t.reshape(lanes, t.numel() // lanes) for t in saved]
     return _out_of_channels(level, out, x), *saved
+
+
+def _normalizes_groups(value: Tensor) -> bool:
+    """Whether group norm has a faster kernel, with statistics in the dtype that batch norm gives them in."""
+    return value.is_cpu and value.dtype in (torch.float32, torch.float64) and value.numel() > 0
 
 
 def _scaled_channels(level, out, weight, bias):
