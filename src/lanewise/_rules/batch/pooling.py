@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.factories import route
 from lanewise._core.plane import map_tensors
 from lanewise._rules.batch.families import bind, lane_rule
 from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
@@ -146,3 +147,8 @@ def _shuffling(op):
 
 _shuffling(aten.channel_shuffle.default)
 _shuffling(aten.native_channel_shuffle.default)
+
+
+# torch's own takes a short cut for a tensor from outside that needs no gradient: past all dispatch, to a tensor that
+# would take no lane values.
+route(aten.max_pool1d.default, lambda x, *args: aten.max_pool1d_with_indices.default(x, *args)[0])
