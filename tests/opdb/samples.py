@@ -30,6 +30,7 @@ class LaneSample:
     diff: tuple[int, ...]  # positions of the tensors that may be differentiated
     distinct: bool  # False: the lanes are copies, since other draws had another structure
     text: str
+    name: str  # of the op
 
 
 def choose_dtype(op) -> torch.dtype:
@@ -116,14 +117,14 @@ def _function(call: Callable, sample, leaves: list, spec, places: list[int]) -> 
     return f
 
 
-def _without_tensors(call: Callable, sample) -> LaneSample:
+def _without_tensors(call: Callable, sample, name: str) -> LaneSample:
     """A factory: the lanes differ in nothing that it sees."""
 
     def f(_):
         return _as_tensors(call(sample.input, *sample.args, **sample.kwargs))
 
     lanes = [(torch.tensor(float(i)),) for i in range(MAX_LANES)]
-    return LaneSample(f, lanes, (), True, _text(sample))
+    return LaneSample(f, lanes, (), True, _text(sample), name)
 
 
 def _text(sample) -> str:
@@ -151,7 +152,7 @@ def lane_samples(op, grad: bool, cap: int = 6, inplace: bool = False) -> Iterato
         leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         if not places:
-            yield _without_tensors(call, sample)
+            yield _without_tensors(call, sample, op.full_name)
             continue
         lanes = [tuple(leaves[k].detach() for k in places)]
         distinct = True
@@ -164,4 +165,5 @@ def lane_samples(op, grad: bool, cap: int = 6, inplace: bool = False) -> Iterato
                 distinct = False
             lanes.append(lane if distinct else tuple(t.clone() for t in lanes[0]))
         diff = tuple(n for n, k in enumerate(places) if leaves[k].requires_grad)
-        yield LaneSample(_function(call, sample, leaves, spec, places), lanes, diff, distinct, _text(sample))
+        f = _function(call, sample, leaves, spec, places)
+        yield LaneSample(f, lanes, diff, distinct, _text(sample), op.full_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -26,10 +27,57 @@ from .check import (
 )
 from .samples import LaneSample
 
+# Differences and derivatives are the same thing for these as functions of what they read of an argument: one triangle.
+# torch spreads a gradient over both triangles or leaves it where it is, whatever is read.
+_READS: dict[str, Callable[[LaneSample, Tensors], Tensors]] = {
+    "cholesky": lambda sample, args: _symmetric(args),
+    "cholesky_inverse": lambda sample, args: (_triangle(sample, args[0]),),
+    "cholesky_solve": lambda sample, args: (args[0], _triangle(sample, args[1])),
+    "linalg.cholesky": lambda sample, args: _symmetric(args),
+    "linalg.cholesky_ex": lambda sample, args: _symmetric(args),
+    "linalg.eigh": lambda sample, args: _symmetric(args),
+    "linalg.eigvalsh": lambda sample, args: _symmetric(args),
+    "linalg.pinv.hermitian": lambda sample, args: _symmetric(args),
+    # torch's gradient is that of normalised log-probabilities, whatever they are.
+    "nn.functional.ctc_loss": lambda sample, args: (args[0].log_softmax(2), *args[1:]),
+}
+# Positions of labels: the gradient is 0, and a step leads to other labels.
+_LABELS = {"nn.functional.cosine_embedding_loss": 2}
+_WITHOUT = {
+    "linalg.norm.subgradients_at_zero": "no derivative there",
+    "to_sparse": "sums of no terms",
+}
+
+
+def _symmetric(args: Tensors) -> Tensors:
+    return ((args[0] + args[0].mH) / 2, *args[1:])
+
+
+def _triangle(sample: LaneSample, factor: torch.Tensor) -> torch.Tensor:
+    return factor.triu() if "upper=True" in sample.text else factor.tril()
+
+
+def _with_derivatives(sample: LaneSample) -> LaneSample:
+    """The sample as a function that has derivatives, of all that it gives that torch calls differentiable."""
+    if sample.name in _WITHOUT:
+        raise NoOracle(_WITHOUT[sample.name])
+    read = _READS.get(sample.name, lambda sample, args: args)
+    labels = _LABELS.get(sample.name)
+    diff = tuple(n for n in sample.diff if n != labels)
+    args = tuple(t.clone().requires_grad_(n in diff) for n, t in enumerate(sample.lanes[0]))
+    try:
+        kept = [t.requires_grad for t in sample.f(*args)]
+    except Exception as error:
+        raise NoOracle(f"{type(error).__name__}: {error}") from error
+
+    def f(*args: torch.Tensor) -> Tensors:
+        return tuple(t for t, keep in zip(sample.f(*read(sample, args)), kept, strict=True) if keep)
+
+    return replace(sample, f=f, diff=diff)
+
 
 def _second(sample: LaneSample, layout: Layout, run: Callable, each: Callable) -> float:
     """A second derivative along two directions, of one example or of each lane, against differences of gradients."""
-    wants_grad(sample)
     if any(row[n].dtype not in (torch.float64, torch.complex128) for row in sample.lanes for n in sample.diff):
         raise NoOracle("differences need double precision")
     tangents = directions_of(sample)
@@ -91,6 +139,8 @@ def _curvature(f: Callable, diff: tuple[int, ...]) -> Callable[[Tensors, Tensors
     product = _product(f, diff)
 
     def each(args: Tensors, tangents: Tensors) -> Tensors:
+        if not loss(f(*args)).isfinite():
+            raise NoOracle("a sum that is infinite has no slope")
         rows = product(args, tangents)
         return (
             sum(((t.conj() * h).sum().real for t, h in zip(tangents, rows, strict=True)), torch.zeros(())).double(),
@@ -104,6 +154,8 @@ def _check_second(way: Callable, oracle: Callable, lanes: bool) -> Callable:
         """A second derivative of one example (in_dims play no part), or of lanes in front."""
         if layout.lanes != 1 or any(dim != 0 for dim in layout.in_dims):
             raise NoOracle("one layout is enough")
+        wants_grad(sample)
+        sample = _with_derivatives(sample)
         if not lanes:
             alone = Layout(tuple(None for _ in layout.in_dims), 1)
 

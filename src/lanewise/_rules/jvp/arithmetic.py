@@ -47,11 +47,14 @@ elementwise(
     lambda t, y, a, b, w: t * w,
     lambda t, y, a, b, w: t * (b - a),
 )
+# A quotient with exp(a - b), which may be infinite, would have no derivative of its own.
 elementwise(
-    aten.logaddexp.default, lambda t, y, a, b: t / (1 + (b - a).exp()), lambda t, y, a, b: t / (1 + (a - b).exp())
+    aten.logaddexp.default, lambda t, y, a, b: t * (a - b).sigmoid(), lambda t, y, a, b: t * (b - a).sigmoid()
 )
 elementwise(
-    aten.logaddexp2.default, lambda t, y, a, b: t / (1 + (b - a).exp2()), lambda t, y, a, b: t / (1 + (a - b).exp2())
+    aten.logaddexp2.default,
+    lambda t, y, a, b: t * ((a - b) * _LN2).sigmoid(),
+    lambda t, y, a, b: t * ((b - a) * _LN2).sigmoid(),
 )
 elementwise(aten.polar.default, lambda t, y, a, b: t * torch.complex(b.cos(), b.sin()), lambda t, y, a, b: y * t * 1j)
 elementwise(aten.remainder.Scalar, lambda t, y, a, c: t)

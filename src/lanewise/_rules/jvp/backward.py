@@ -255,7 +255,7 @@ def _statistics(x, mean, rstd, dims):
     if not tracked(x):
         return mean, rstd
     var = x.var(dims, correction=0, keepdim=True)
-    eps = (rstd.detach() ** -2 - var.detach()).clamp_min(0)
+    eps = rstd.detach() ** -2 - var.detach()
     return x.mean(dims, True), (var + eps).rsqrt()
 
 
@@ -324,3 +324,9 @@ def batch_norm_backward(g, x, w, running_mean, running_var, save_mean, save_invs
     if mask[2]:
         gb = g.sum(dims)
     return gx, gw, gb
+
+
+@decomposed(aten.batch_norm_backward.default)
+def batch_norm_backward_of_update(g, x, w, running_mean, running_var, save_mean, save_invstd, update, eps, mask, _):
+    """The same, with the memory that a kernel of its own may ask for"""
+    return batch_norm_backward(g, x, w, running_mean, running_var, save_mean, save_invstd, update, eps, mask)

@@ -97,9 +97,29 @@ def cholesky(level, x, *, upper=False, check_errors=False):
 
 @jvp_rule(aten._linalg_eigh.default)
 def eigh(level, x, UPLO="L", compute_v=True):
-    """Of the symmetric part of t"""
+    """With P = V' t V of the symmetric part of t: the diagonal of P, and V (P / gaps)"""
     t = (x.tangent + x.tangent.mH) / 2
-    return torch_jvp_along(aten._linalg_eigh.default, (x.value, UPLO, compute_v), {0: t})
+    values, vectors = aten._linalg_eigh.default(x.value, UPLO, True)
+    moved = vectors.mH @ t @ vectors
+    tangents = [moved.diagonal(0, -2, -1).real.clone(), vectors @ _over_gaps(moved, values) if compute_v else None]
+    return (values, vectors if compute_v else vectors.new_empty(0)), tangents
+
+
+def _over_gaps(moved, values):
+    """P_ij / (l_j - l_i), 0 on the diagonal; the quotient that is not taken must not be infinite, either"""
+    gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+    same = torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
+    return moved.masked_fill(same, 0) / gaps.masked_fill(same, 1)
+
+
+@jvp_rule(aten.linalg_eig.default)
+def eig(level, x):
+    """With P = V^-1 t V: the diagonal of P, and V (P / gaps), kept at length 1"""
+    values, vectors = out = aten.linalg_eig.default(x.value)
+    moved = torch.linalg.solve(vectors, x.tangent.to(vectors.dtype) @ vectors)
+    turned = vectors @ _over_gaps(moved, values)
+    stretch = (vectors.conj() * turned).real.sum(-2, True)
+    return out, [moved.diagonal(0, -2, -1).clone(), turned - vectors * stretch]
 
 
 @decomposed(aten.cholesky_inverse.default)

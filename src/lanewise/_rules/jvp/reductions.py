@@ -186,6 +186,13 @@ def vector_norm(level, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return y, (_sum(x.tangent * x.value, dim, keepdim) / y).masked_fill(y == 0, 0)
 
 
+@decomposed(aten.renorm.default)
+def renorm(x, p, dim, maxnorm):
+    """x, its slices along dim scaled down to the norm maxnorm, as the kernel does"""
+    norms = torch.linalg.vector_norm(x, p, [d for d in range(x.dim()) if d != dim % x.dim()], keepdim=True)
+    return x * torch.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1)
+
+
 @jvp_rule(aten.logsumexp.default)
 def logsumexp(level, x, dim, keepdim=False):
     """The mean of t with the weights softmax(x)"""
