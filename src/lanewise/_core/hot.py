@@ -15,10 +15,12 @@ from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
 from lanewise._core.level import standing_level
 from lanewise._core.plane import interpret, map_tensors, sync
+from lanewise._core.random import is_random
 from lanewise._core.rules import Rule
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     OpOverload,
+    current_graph_task_id,
     include_key,
     is_any_autocast_enabled,
     make_wrapper,
@@ -224,6 +226,21 @@ def operands_path(rule: Rule) -> Callable:
     return run
 
 
+def _gathered(args: tuple) -> list | None:
+    """Operands for the lanes that run, where some have others. (What a path cannot be sure of, it declines again.)"""
+    here: list | None = None
+    for place, arg in enumerate(args):
+        if type(arg) is BatchTensor and arg.mapped:
+            level = arg.level
+            if arg.home is not level.lanes and level.alive:
+                if here is None:
+                    if current_graph_task_id() != -1:
+                        return None
+                    here = list(args)
+                here[place] = level.here(arg)
+    return here
+
+
 # The rules of each namespace stay registered for as long as its library object lives.
 _libraries: dict[str, Library] = {}
 
@@ -235,6 +252,7 @@ def route(op: OpOverload, path: Callable) -> None:
     look, 0.3 us sooner.
     """
     HOT[op] = path
+    gathers = not (op.is_view or op._schema.is_mutable or is_random(op))
 
     def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         try:
@@ -245,6 +263,8 @@ def route(op: OpOverload, path: Callable) -> None:
                 include_key(OUTSIDE_KEY, False)
                 try:
                     out = path(args, kwargs)
+                    if out is NotImplemented and gathers and (here := _gathered(args)) is not None:
+                        out = path(here, kwargs)
                 finally:
                     include_key(OUTSIDE_KEY, True)
             else:

@@ -233,6 +233,8 @@ def plainly(value: Tensor) -> Tensor:
             value = value.value
         else:
             value = settle(value.level, value)  # type: ignore[arg-type]
+    if not value.requires_grad:
+        return value
     with on_plane(None):
         return value.detach()
 
@@ -337,7 +339,7 @@ def decide(level: LaneLevel, value: Any) -> Any:
         return bool(value)
     rows = plainly(here.value)
     with on_plane(None):
-        flags = rows.reshape(-1)
+        flags = rows if rows.dim() == 1 else rows.reshape(-1)
         if flags.dtype is not torch.bool:
             flags = flags != 0
         count = int(flags.count_nonzero())

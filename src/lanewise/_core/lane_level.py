@@ -158,7 +158,12 @@ class LaneLevel(BatchLevel):
     def here(self, tensor: Tensor, lanes: Lanes | None = None) -> Any:
         """A tensor of this level, or of a level around it, for the lanes that run (or for `lanes`)."""
         lanes = self._lanes if lanes is None else lanes
-        if type(tensor) is not BatchTensor or not self.covers(tensor.level):
+        if type(tensor) is not BatchTensor:
+            return tensor
+        if tensor.level is self:
+            if not tensor.mapped or tensor.home is lanes:
+                return tensor
+        elif not self.covers(tensor.level):
             return tensor
         if tensor.level is not self and is_grad_enabled() and recorded(tensor):
             # Its graph is on the plane between the two levels, which there is not.

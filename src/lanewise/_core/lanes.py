@@ -46,6 +46,8 @@ class Lanes:
 
     def positions(self, ancestor: "Lanes") -> Tensor:
         """Where the lanes are in an ancestor `[size]`."""
+        if self.parent is ancestor:
+            return self.index  # type: ignore[return-value]
         found = self._positions.get(ancestor)
         if found is None:
             with on_plane(None):
@@ -121,10 +123,10 @@ def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
     """The set that disjoint `pieces` of `base` make together."""
     with on_plane(None):
         places = torch.cat([piece.positions(base) for piece in pieces])
-        inverse = torch.full((base.size,), -1, device=places.device)
-        inverse[places] = torch.arange(places.shape[0], device=places.device)
+        numbers = torch.arange(places.shape[0], device=places.device)
         if places.shape[0] == base.size:
-            return Target(base, inverse)
+            return Target(base, torch.empty_like(places).scatter_(0, places, numbers))
+        inverse = torch.full((base.size,), -1, device=places.device).scatter_(0, places, numbers)
         kept = (inverse >= 0).nonzero().squeeze(1)
         return Target(child(base, kept), inverse[kept])
 
