@@ -74,4 +74,32 @@ def by_vmap_vmap(f, xs, ks):
     return got, torch.stack([torch.stack([f(x, k) for k in ks[:4]]) for x in xs])
 
 
+def by_vmap_grad_vmap(f, xs, ks):
+    """Gradients inside a vmap, of a vmap whose lanes are parted by values of both."""
+    got = vmap(lambda k: grad(lambda xs: sum(scalar(y) for y in vmap(f, in_dims=(0, None))(xs, k)))(xs))(ks[:4])
+    return got, torch.stack([gradients(f, xs, k.expand(len(xs))) for k in ks[:4]])
+
+
+def by_vmap_second(f, xs, ks):
+    """Second derivatives in one direction, forward over reverse."""
+    ts = torch.linspace(-1.0, 1.0, xs.numel(), dtype=D).reshape(xs.shape)
+
+    def g(x, k):
+        return scalar(f(x, k))
+
+    def second(x, k, t):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.clone().requires_grad_(), t)
+            y = g(dual, k)
+            if not y.requires_grad:
+                return torch.zeros_like(x)
+            (first,) = torch.autograd.grad(y, dual, allow_unused=True, materialize_grads=True)
+            tangent = forward_ad.unpack_dual(first).tangent
+            return torch.zeros_like(x) if tangent is None else tangent.detach().clone()
+
+    got = vmap(lambda x, k, t: jvp(lambda x: grad(g)(x, k), (x,), (t,))[1])(xs, ks, ts)
+    return got, torch.stack([second(x, k, t) for x, k, t in zip(xs, ks, ts)])
+
+
 COMPOSITIONS = [by_vmap, by_vmap_grad, by_grad_vmap, by_autograd, by_jvp_vmap, by_vmap_jvp, by_vmap_vmap]
+SECOND = [by_vmap_grad_vmap, by_vmap_second]

@@ -23,6 +23,7 @@ from lanewise._core.plane import (
     written_arguments,
 )
 from lanewise._core.random import is_random
+from lanewise._core.rows import FUSED, SUMS, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows, take_rows
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     OpOverload,
@@ -150,7 +151,7 @@ class LaneLevel(BatchLevel):
         if self.outer is None:
             return value.value, True
         assert self.root.parent is not None
-        apart = self.below(_by_outer_lane, value.value, self.root.parent.size, self.own_size)
+        apart = self.below(by_outer_lane, value.value, self.root.parent.size, self.own_size)
         return self.outer.wrap(apart), True
 
     # --- which lanes -----------------------------------------------------------------------------------------------
@@ -180,11 +181,11 @@ class LaneLevel(BatchLevel):
         if kept is not None and kept[0] is lanes and kept[1] == version and (kept[3] or not grads):
             return kept[2]
         if lanes.within(home):
-            value = self.below(_gather, tensor.value, lanes.positions(home))
+            value = self.below(gather_rows, tensor.value, lanes.positions(home))
         elif home.within(lanes) and partial(tensor):
-            value = self.below(_spread, tensor.value, home.positions(lanes), lanes.size)
+            value = self.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
         elif partial(tensor):
-            value = self.below(_take, tensor.value, home, lanes)
+            value = self.below(take_rows, tensor.value, home, lanes)
         else:
             raise TransformError(
                 at_user_line(
@@ -227,7 +228,7 @@ class LaneLevel(BatchLevel):
         lanes that it does not have, and one that is the same in all lanes has all that run.
         """
         found: Lanes | None = None
-        sums = func in _SUMS
+        sums = func in SUMS
         for operand in operands:
             if type(operand) is not BatchTensor or operand.level is not self or not operand.mapped:
                 if sums:
@@ -263,6 +264,8 @@ class LaneLevel(BatchLevel):
         if current_graph_task_id() != -1:
             lanes = self._cotangent_lanes(func, operands)
             if lanes is not self._lanes:
+                if func in FUSED:
+                    return FUSED[func](*args, **kwargs)
                 return self._backward(lanes, func, args, kwargs, operands)
         for operand in operands:
             if type(operand) is BatchTensor:
@@ -355,7 +358,7 @@ class LaneLevel(BatchLevel):
             stand: Any = stands.get(id(tensor))
             if stand is not None:
                 target: Any = tensor
-                self.below(_put, target.value, self._lanes.positions(target.home), stand.value)
+                self.below(put_rows, target.value, self._lanes.positions(target.home), stand.value)
         back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}
         return map_tensors(lambda t: back.get(id(t), t), out)
 
@@ -363,7 +366,7 @@ class LaneLevel(BatchLevel):
         """Before a write to a cotangent: zeros for lanes that run and that it does not have, memory of its own."""
         if not self._lanes.within(tensor.home):
             lanes = common_ancestor(tensor.home, self._lanes)
-            tensor.value = self.below(_spread, tensor.value, tensor.home.positions(lanes), lanes.size)
+            tensor.value = self.below(spread_rows, tensor.value, tensor.home.positions(lanes), lanes.size)
             tensor.home = lanes
             tensor.cotangent = True
         elif 0 in tensor.value.stride():
@@ -417,7 +420,7 @@ class LaneLevel(BatchLevel):
                 return tensor
             here = self.here(tensor)
             places = running.positions(base)
-            value = self.below(_fill, here.value, places, base.size)
+            value = self.below(fill_rows, here.value, places, base.size)
             self._lanes = base
             stands[id(tensor)] = stand = self.wrap(value)
             self._lanes = running
@@ -442,13 +445,10 @@ class LaneLevel(BatchLevel):
             if stand is not None:
                 if self.journal is not None:
                     keep(self, target.value, target.home)
-                drawn = self.below(_gather, stand.value, running.positions(base))
-                self.below(_put, target.value, running.positions(target.home), drawn)
+                drawn = self.below(gather_rows, stand.value, running.positions(base))
+                self.below(put_rows, target.value, running.positions(target.home), drawn)
         back = {id(stand): argument(args, kwargs, *written_arguments(func)[0]) for stand in stands.values()}
         return map_tensors(lambda t: back.get(id(t), t), out)
-
-
-_SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.cat.default, aten.stack.default})
 
 
 def home_of(tensor: BatchTensor) -> Lanes:
@@ -472,14 +472,19 @@ def partial(tensor: BatchTensor) -> bool:
 
 def completed(tensor: Any) -> Any:
     """A result of a backward pass, with zeros for the lanes that run and that it does not have."""
-    part = tensor
+    return tensor.clone() if _marked(tensor) else tensor
+
+
+def _marked(part: Any) -> bool:
+    """Whether a cotangent, or the tangent of one, lacks lanes that run: it is zero there."""
     short = False
     while isinstance(part, Plane):
         if type(part) is BatchTensor and isinstance(part.level, LaneLevel) and part.mapped:
             part.cotangent = True
             short = short or part.home is not part.level.lanes
+        short = _marked(getattr(part, "tangent", None)) or short
         part = part.value
-    return tensor.clone() if short else tensor
+    return short
 
 
 def of_lanes(level: LaneLevel, cotangent: Tensor) -> Tensor:
@@ -492,32 +497,3 @@ def of_lanes(level: LaneLevel, cotangent: Tensor) -> Tensor:
 
 def _no_change(like: Tensor, size: int) -> Tensor:
     return torch.zeros(size, dtype=like.dtype, device=like.device)
-
-
-def _by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
-    return value.unflatten(0, (outer, own))
-
-
-def _gather(value: Tensor, places: Tensor) -> Tensor:
-    return value.index_select(0, places.to(value.device))
-
-
-def _put(value: Tensor, places: Tensor, rows: Tensor) -> None:
-    value.index_copy_(0, places.to(value.device), rows.to(value.dtype))
-
-
-def _spread(value: Tensor, places: Tensor, size: int) -> Tensor:
-    """Rows put at `places` of zeros; places that repeat add up."""
-    return value.new_zeros((size, *value.shape[1:])).index_add(0, places.to(value.device), value)
-
-
-def _fill(value: Tensor, places: Tensor, size: int) -> Tensor:
-    rows = value[:1].expand(size, *value.shape[1:]) if value.shape[0] else value.new_ones((size, *value.shape[1:]))
-    return rows.index_copy(0, places.to(value.device), value)
-
-
-def _take(value: Tensor, home: Lanes, lanes: Lanes) -> Tensor:
-    """The rows of lanes that both have; zeros for others of `lanes`."""
-    base = common_ancestor(home, lanes)
-    whole = _spread(value, home.positions(base), base.size)
-    return _gather(whole, lanes.positions(base))

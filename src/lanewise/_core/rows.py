@@ -1,0 +1,65 @@
+"""Rows of lanes: taking them from a value, and putting them into one; and which operations add up."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.lanes import Lanes, common_ancestor
+
+aten = torch.ops.aten
+
+# Operations that add their operands up, or put them side by side: one that lacks a lane counts as zero there.
+SUMS = frozenset(
+    {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.rsub.Tensor, aten.where.self}
+    | {aten.cat.default, aten.stack.default}
+)
+
+
+def _added(product: Callable) -> Callable:
+    def apart(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        return (x if beta == 1 else x * beta) + (product(a, b) if alpha == 1 else product(a, b) * alpha)
+
+    return apart
+
+
+# Sums of a product that are one operation: apart, the product has the lanes of both factors, the sum those of either.
+FUSED: dict[Any, Callable] = {
+    aten.addcmul.default: lambda x, a, b, *, value=1: x + (a * b if value == 1 else a * b * value),
+    aten.addcdiv.default: lambda x, a, b, *, value=1: x + (a / b if value == 1 else a / b * value),
+    aten.addmm.default: _added(torch.mm),
+    aten.addmv.default: _added(torch.mv),
+    aten.addr.default: _added(torch.outer),
+    aten.baddbmm.default: _added(torch.bmm),
+    aten.addbmm.default: _added(lambda a, b: torch.bmm(a, b).sum(0)),
+}
+
+
+def by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
+    return value.unflatten(0, (outer, own))
+
+
+def gather_rows(value: Tensor, places: Tensor) -> Tensor:
+    return value.index_select(0, places.to(value.device))
+
+
+def put_rows(value: Tensor, places: Tensor, rows: Tensor) -> None:
+    value.index_copy_(0, places.to(value.device), rows.to(value.dtype))
+
+
+def spread_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
+    """Rows put at `places` of zeros; places that repeat add up."""
+    return value.new_zeros((size, *value.shape[1:])).index_add(0, places.to(value.device), value)
+
+
+def fill_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
+    rows = value[:1].expand(size, *value.shape[1:]) if value.shape[0] else value.new_ones((size, *value.shape[1:]))
+    return rows.index_copy(0, places.to(value.device), value)
+
+
+def take_rows(value: Tensor, home: Lanes, lanes: Lanes) -> Tensor:
+    """The rows of lanes that both have; zeros for others of `lanes`."""
+    base = common_ancestor(home, lanes)
+    whole = spread_rows(value, home.positions(base), base.size)
+    return gather_rows(whole, lanes.positions(base))
