@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from lanewise import grad, vmap
-from lanewise.errors import RandomnessError, SlowPathWarning
+from lanewise.errors import RandomnessError
 
 D = torch.float64
 B = 5
@@ -190,11 +190,8 @@ DISTRIBUTIONS = {
     "VonMises": (td.VonMises, PLACE, SCALE),
     "Weibull": (td.Weibull, SCALE, SCALE),
 }
-# A lane draws by a method that needs a number of numbers which depends on its parameters.
-LOOPED = pytest.mark.filterwarnings(f"ignore::{SlowPathWarning.__module__}.{SlowPathWarning.__name__}")
 
 
-@LOOPED
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_distributions(name):
     """Lanes are independent, do not depend on the chunks, and follow the distribution that torch draws from."""
@@ -227,7 +224,6 @@ def test_distributions(name):
 LOCATED = ["Cauchy", "Gumbel", "Laplace", "LogNormal", "MultivariateNormal", "Normal", "Uniform"]
 
 
-@LOOPED
 @pytest.mark.parametrize("name", LOCATED)
 def test_gradients_of_draws(name):
     """By differences, with the same numbers drawn on either side."""

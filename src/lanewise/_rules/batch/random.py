@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, captured_write
 from lanewise._core.factories import adopt_results_of, route
-from lanewise._core.missing import warn_lane_loop
 from lanewise._core.plane import Plane, map_tensors
 from lanewise._core.random import check_random, same_with_lanes, unbatched_write
 from lanewise._core.rules import Rule
-from lanewise._rules.batch.families import bind, leading, pointwise
+from lanewise._rules.batch.families import aligner, bind, leading, pointwise
 from lanewise._rules.batch.operands import common_shape
+from lanewise._rules.batch.rejection import Rounds, binomial, dirichlet, gamma, poisson
+from lanewise._rules.batch.tracking import is_tracked
 from lanewise._torch_compat import OpOverload, generator_identity
 from lanewise.errors import TransformError, at_user_line
 
@@ -285,16 +287,42 @@ def sampled(level, op, *args, generator=None):
         return own(level, op(*[for_all(level, arg) for arg in args], generator))
     if level.randomness == "same":
         raise same_with_lanes(op)
-    values = [level.expanded(arg) for arg in args]
-    seeds = torch.randint(2**62, (level.total,), generator=generator)
-    if not level.size or any(isinstance(value, Plane) for value in (seeds, *values)):
+    args = [arg if level.mapped(arg) else level.physical(arg) for arg in args]
+    align, shape = aligner(level, args, promote=False), common_shape(*args)
+    values = [align(arg).expand(level.size, *shape) for arg in args]
+    seed = torch.randint(2**62, (), generator=generator)
+    if not level.size or any(isinstance(value, Plane) for value in (seed, *values)):
         return level.wrap(op(*values, generator))
-    warn_lane_loop(level, op)
-    rows = []
-    for lane, seed in enumerate(seeds.narrow(0, level.start, level.size).tolist()):
-        own_generator = torch.Generator(device=values[0].device).manual_seed(seed)
-        rows.append(op(*[value.select(0, lane) for value in values], own_generator))
-    return level.wrap(torch.stack(rows))
+    if op is aten.poisson.default:
+        _check_numbers(level, args[0], "poisson: expected rates >= 0", lambda x: x >= 0)
+    rounds = Rounds(int(seed), (level.start, level.size, level.total), shape.numel(), values[0].device)
+    with torch.no_grad():
+        out = _METHODS[op](rounds, *values).to(values[0].dtype)
+    if op is aten._standard_gamma.default and is_tracked(values[0]):
+        return level.wrap(_OfShape.apply(values[0], out))
+    return level.wrap(tied(level, out, *args))
+
+
+_METHODS = {
+    aten._sample_dirichlet.default: dirichlet,
+    aten._standard_gamma.default: gamma,
+    aten.binomial.default: binomial,
+    aten.poisson.default: poisson,
+}
+
+
+class _OfShape(Function):
+    """Gamma numbers with the derivative in their shape that torch gives them, once."""
+
+    @staticmethod
+    def forward(ctx: Any, shape: Tensor, numbers: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(shape, numbers)
+        return numbers.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+        return cotangent * aten._standard_gamma_grad(*ctx.saved_tensors), None
 
 
 pointwise(aten._standard_gamma_grad.default)
