@@ -237,8 +237,13 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
 
 
 def _normalizes_groups(value: Tensor) -> bool:
-    """Whether group norm has a faster kernel, with statistics in the dtype that batch norm gives them in."""
-    return value.is_cpu and value.dtype in (torch.float32, torch.float64) and value.numel() > 0
+    """Whether group norm has a faster kernel, with statistics in the dtype that batch norm gives them in.
+
+    They have a derivative there, for which the backward formula of batch norm has none.
+    """
+    return (
+        not is_tracked(value) and value.is_cpu and value.dtype in (torch.float32, torch.float64) and value.numel() > 0
+    )
 
 
 def _scaled_channels(level, out, weight, bias):
