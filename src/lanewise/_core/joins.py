@@ -162,9 +162,10 @@ def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
     top = _above(level, [value])
     if isinstance(top, DualLevel):
         primal = top.below(restricted, level, value.value, lanes)
-        if primal is None or value.tangent is None:
-            return primal if primal is None else top.adopt(primal)
-        return top.wrap(primal, top.below(restricted, level, value.tangent, lanes))
+        if primal is None:
+            return None
+        tangent = None if value.tangent is None else top.below(restricted, level, value.tangent, lanes)
+        return top.adopt(primal) if tangent is None else top.wrap(primal, tangent)
     if top is not None:
         part = top.below(restricted, level, value.value, lanes)
         if part is None:
