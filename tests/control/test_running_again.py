@@ -127,6 +127,30 @@ def test_pairs_one_by_one():
 
 
 @alone
+def test_components_of_a_nested_tensor_one_by_one():
+    rows = [normal(3) + i for i in range(30)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    out = vmap(lambda x: own_way(x.sum()))(nested)
+    torch.testing.assert_close(out, torch.stack([own_way(x.sum()) for x in rows]))
+
+
+@alone
+def test_gradients_of_a_captured_tensor_one_by_one():
+    weight = torch.tensor(2.0, dtype=D, requires_grad=True)
+
+    def f(x):
+        y = x.clone().requires_grad_()
+        (y * weight * own_way(x).detach()).backward()
+        return y.grad + 0
+
+    xs = normal(30)
+    got = vmap(f)(xs)
+    total, weight.grad = weight.grad, None
+    torch.testing.assert_close(got, torch.stack([f(x) for x in xs]))
+    torch.testing.assert_close(total, weight.grad)
+
+
+@alone
 def test_results_of_all_kinds_one_by_one():
     def f(x):
         return {"n": own_way(x).item(), "pair": (x * 2, torch.zeros(2)), "same": "text", "none": None}

@@ -21,12 +21,16 @@ from lanewise.errors import SlowPathWarning, warn_at_user_line
 _MANY = 8
 
 
-def boundary(level: LaneLevel, thunk: partial, join: Callable[..., Any], *, structured: bool = False) -> Any:
+def boundary(
+    level: LaneLevel, thunk: partial, join: Callable[..., Any], *, structured: bool = False, alone: bool = False
+) -> Any:
     """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
 
     Where `thunk` calls converted code (`structured`), most of the time they part and meet again in there. What a run
     wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers. Lanes
     that were seen to differ in a value do not run together again.
+
+    `alone`: no values of the level but the arguments reach `thunk`, so that one lane can run on the plane below.
     """
     base = level.lanes
     around, outer_journal = machine.level, level.journal
@@ -41,27 +45,27 @@ def boundary(level: LaneLevel, thunk: partial, join: Callable[..., Any], *, stru
     values: list[Any] = []
     waiting: Tensor | None = None
     one_by_one = False
-    rows: Any = None
-    # Without draws, and without values of the level other than the arguments, a lane needs nothing of the others.
-    simple = generators is None and base is level.root and level.outer is None
+    run: Callable[[], Any] = thunk
     before = shared_gradients(level)
     shared: list[list[tuple]] = []
     try:
         while True:
             with _naming_lanes(level):
-                values.append(_alone(level, thunk, rows) if one_by_one and simple else thunk())
+                values.append(run())
             done = level.lanes
             pieces.append(done)
             if done is base:
                 return values[0]
             shared.append(shared_gradients(level))
             show_gradients(level, before)
-            waiting = _without(base, waiting, done)
+            waiting = waiting[1:] if run is not thunk else _without(base, waiting, done)  # type: ignore[index]
             if not waiting.shape[0]:
                 break
             if not one_by_one and len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces):
                 _warn_one_by_one(base)
                 one_by_one = True
+                if alone and generators is None and level.outer is None:
+                    run = _alone(level, thunk)
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             journal.undo(level, rows)
             if generators is not None:
@@ -92,21 +96,28 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
         return mask.nonzero().squeeze(1)
 
 
-def _alone(level: LaneLevel, thunk: partial, rows: Tensor) -> Any:
-    """The call for the only lane that runs, on the plane below, as a loop over the examples would make it."""
-    row = int(rows)
+def _alone(level: LaneLevel, thunk: partial) -> Callable[[], Any]:
+    """The call for a lane that runs alone, on the plane below, as a loop over the examples would make it."""
     leaves, spec = flatten((thunk.args, thunk.keywords))
-    for place, leaf in enumerate(leaves):
-        if level.owns(leaf):
+    given = [(place, leaf) for place, leaf in enumerate(leaves) if level.owns(leaf)]
+
+    def run() -> Any:
+        row = int(level.lanes.positions(level.root))
+        for place, leaf in given:
             value = level.physical(leaf)
             leaves[place] = level.below(torch.select, value, 0, row) if leaf.mapped else value
-    args, kwargs = unflatten(leaves, spec)
-    running, machine.level = machine.level, None
-    try:
-        out, spec = flatten(level.below(partial(thunk.func, *args, **kwargs)))
-    finally:
-        machine.level = running
-    return unflatten([level.adopt(leaf) if isinstance(leaf, Tensor) else leaf for leaf in out], spec)
+        args, kwargs = unflatten(leaves, spec)
+        running, machine.level = machine.level, None
+        try:
+            out = level.below(partial(thunk.func, *args, **kwargs))
+        finally:
+            machine.level = running
+        if isinstance(out, Tensor):
+            return level.adopt(out)
+        results, structure = flatten(out)
+        return unflatten([level.adopt(leaf) if isinstance(leaf, Tensor) else leaf for leaf in results], structure)
+
+    return run
 
 
 def _warn_one_by_one(base: Lanes) -> None:

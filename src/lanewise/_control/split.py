@@ -56,7 +56,7 @@ def run_apart(
             with level:
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec)
                 join = partial(put_together, out_dims=out_dims)
-                out = boundary(level, thunk, join, structured=func is not None)
+                out = boundary(level, thunk, join, structured=func is not None, alone=not jagged)
                 if machine.raised:
                     raise_caught(level, Restart)
                 _give_back(level, leaves, dims, lanes, place)
