@@ -273,6 +273,8 @@ class LaneCall(Call):
         self.inner = inner
         self.cls = inner.cls
         self.level = level
+        # The lanes that run now: where lanes part, others may later.
+        self.place = level.size, level.randomness, level.total, level.start
         self.args = [form_of(level, arg) for arg in args]
         self.shapes = [arg.shape if isinstance(arg, Tensor) else None for arg in args]
 
@@ -342,8 +344,7 @@ class LaneCall(Call):
 
     def lanes(self) -> BatchLevel:
         """The level anew: its formula may run long after it has ended, below other levels than before."""
-        old = self.level
-        return BatchLevel(old.size, old.randomness, old.total, old.start)
+        return BatchLevel(*self.place)
 
 
 class _NotTwice(Function):

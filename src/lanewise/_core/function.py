@@ -28,7 +28,7 @@ from lanewise._core.calls import (
 from lanewise._core.dual import DualLevel
 from lanewise._core.joins import restricted
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.level import on_plane, record_as_outside
+from lanewise._core.level import current_level, on_plane, record_as_outside
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
 from lanewise._core.surface import Handles
@@ -52,7 +52,10 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 f"{cls.__name__}.apply(x, y)  # pass tensors by position",
             )
         )
-    if highest_level(args) is None or issubclass(cls, Node):
+    outside = highest_level(args) is None
+    if issubclass(cls, Node) or (
+        outside and (current_level() is None or not any(isinstance(arg, Tensor) for arg in args))
+    ):
         return apply_plainly(cls, *args, **kwargs)
     call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]))
     outs = carry_out(call, args)
@@ -62,7 +65,10 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def carry_out(call: Call, args: tuple) -> tuple:
     """The outputs on the plane of the highest argument; recorded on that plane and on all below."""
-    level = highest_level(args)
+    level: Any = highest_level(args)
+    here = current_level()
+    if isinstance(here, (BatchLevel, DualLevel)) and (level is None or level.order < here.order):
+        level = here  # all from outside: what comes of them belongs to the function's plane
     if level is None:
         return record(call, None, args)
     if not level.alive and current_graph_task_id() == -1:

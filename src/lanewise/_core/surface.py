@@ -317,9 +317,10 @@ def _on_lanes(wrapper: Any, hook: Callable[[Tensor], Any]) -> Callable[[Tensor],
     if isinstance(wrapper, DualTensor):
         return hook
     old, mapped = wrapper.level, wrapper.mapped
+    place = wrapper.value.shape[0] if mapped else old.size, old.randomness, old.total, old.start
 
     def below(grad: Tensor) -> Tensor | None:
-        with BatchLevel(old.size, old.randomness, old.total, old.start) as level:
+        with BatchLevel(*place) as level:
             out = hook(level.wrap(grad) if mapped else level.adopt(grad))
             return None if out is None else level.below(level.expanded if mapped else level.physical, out)
 
