@@ -221,6 +221,16 @@ def in_place(x, k):
     return y
 
 
+def in_place_products(x, k):
+    v = x.clone()
+    if x[0] > 0:
+        v[1] = x[0] * x[2]
+        v += x[0] * x[1]
+    else:
+        v.mul_(0.9)
+    return (v * v).sum()
+
+
 def in_place_loop(x, k):
     acc = torch.zeros(3, dtype=D)
     i = 0
@@ -434,7 +444,8 @@ def nothing_known(x, k):
 PROGRAMS = [
     sign, one_sided, early_return, newton, while_with_all, range_of_a_number, nested_ranges, break_over_rows, ternaries,
     boolean_operands, chained, recursion, calls, number_arithmetic, number_branches, python_math, index_by_number,
-    list_and_dict, dispatch, slices, sizes, masks, lists, ragged_list, in_place, in_place_loop, views, strings,
+    list_and_dict, dispatch, slices, sizes, masks, lists, ragged_list, in_place,
+    in_place_products, in_place_loop, views, strings,
     closures, tries, zero_division, with_blocks, matches, generator_callee, quantifiers, comprehension_conditions,
     walrus, modules, decorated_sign, torch_decorated, partials, mixed_kinds, shadow, unused_nan_branch, pairs,
     nothing_known,

@@ -186,6 +186,9 @@ class LaneLevel(BatchLevel):
             value = self.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
         elif partial(tensor):
             value = self.below(take_rows, tensor.value, home, lanes)
+        elif (places := lanes.places(home)) is not None:
+            # Lanes that parted, came together and parted again in the same way.
+            value = self.below(gather_rows, tensor.value, places)
         else:
             raise TransformError(
                 at_user_line(
@@ -311,7 +314,7 @@ class LaneLevel(BatchLevel):
         running = self._lanes
         if (func.is_view or torch.Tag.inplace_view in func.tags) and self.owns(args[0]):
             home = args[0].home
-            if partial(args[0]) or running.within(home):
+            if partial(args[0]) or running.places(home) is not None:
                 self.lanes = home
                 try:
                     return self._run_here(func, args, kwargs, operands)
@@ -323,6 +326,19 @@ class LaneLevel(BatchLevel):
             args, kwargs = replace_tensors(self.here, args, kwargs)
             return self._run_here(func, args, kwargs, [self.here(operand) for operand in operands])
         return self._write(func, args, kwargs, operands)
+
+    def check_write_above(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> None:
+        """Before a write on a plane above, whose graph cannot hold that some lanes were written and others not."""
+
+        def check(tensor: Any) -> None:
+            while isinstance(tensor, Plane):
+                if type(tensor) is BatchTensor and self.covers(tensor.level) and home_of(tensor) is not self._lanes:
+                    raise Restart(self)
+                tensor = tensor.value
+
+        if is_grad_enabled() and current_graph_task_id() == -1 and any(map(recorded, operands)):
+            for position, name in written_arguments(func):
+                map_tensors(check, argument(args, kwargs, position, name))
 
     def _write(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         """A write to the lanes that run, of a tensor that has more."""
@@ -358,7 +374,7 @@ class LaneLevel(BatchLevel):
             stand: Any = stands.get(id(tensor))
             if stand is not None:
                 target: Any = tensor
-                self.below(put_rows, target.value, self._lanes.positions(target.home), stand.value)
+                self.below(put_rows, target.value, self._lanes.places(target.home), stand.value)
         back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}
         return map_tensors(lambda t: back.get(id(t), t), out)
 
@@ -446,7 +462,7 @@ class LaneLevel(BatchLevel):
                 if self.journal is not None:
                     keep(self, target.value, target.home)
                 drawn = self.below(gather_rows, stand.value, running.positions(base))
-                self.below(put_rows, target.value, running.positions(target.home), drawn)
+                self.below(put_rows, target.value, running.places(target.home), drawn)
         back = {id(stand): argument(args, kwargs, *written_arguments(func)[0]) for stand in stands.values()}
         return map_tensors(lambda t: back.get(id(t), t), out)
 

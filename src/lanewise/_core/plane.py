@@ -69,6 +69,9 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
             return _outlived(level, func, args, kwargs)
         if lost is not None and current_graph_task_id() == -1:
             raise escaped(lost, func)
+    parting = machine.level
+    if parting is not None and parting is not level and func._schema.is_mutable:
+        parting.check_write_above(func, args, kwargs, operands)
     if inside:
         include_key(OUTSIDE_KEY, False)
     try:
