@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lanewise import vmap
+from lanewise._core.batch import BatchLevel
 from tests.oracles import assert_same
 from tests.rules.lanes import check, ints, normal
 
@@ -131,6 +132,12 @@ CASES = {
     "bilinear one": (torch.nn.functional.bilinear, normal(3), normal(4), normal(5, 3, 4)),
     "linear": (torch.nn.functional.linear, normal(3), normal(2, 3), normal(2)),
     "einsum": (lambda a, b: torch.einsum("ij,kj->ik", a, b), normal(2, 3), normal(4, 3)),
+    "einsum implicit": (lambda a, b: torch.einsum("bA, aA", [a, b]), normal(2, 3), normal(4, 3)),
+    "einsum ellipsis": (lambda a, b: torch.einsum("...ij,...j->...i", a, b), normal(5, 2, 3), normal(3)),
+    "einsum implicit ellipsis": (lambda a, b: torch.einsum("i...,i", a, b), normal(2, 3, 2), normal(2)),
+    "einsum trace": (lambda a: torch.einsum("ii", a), normal(3, 3)),
+    "einsum three": (lambda a, b, c: torch.einsum("ij,jk,k->i", a, b, c), normal(3, 2), normal(2, 4), normal(4)),
+    "einsum sublists": (lambda a, b: torch.einsum(a, [0, 1], b, [2, 1], [0, 2]), normal(2, 3), normal(4, 3)),
     "kron": (torch.kron, normal(2, 3), normal(2, 2)),
     "tensordot": (lambda a, b: torch.tensordot(a, b, dims=([0, 1], [1, 0])), normal(2, 3), normal(3, 2, 2)),
 }
@@ -219,3 +226,15 @@ def test_factors_of_batches_of_one(f, batch):
         lu, pivots = torch.linalg.lu_factor(a)
         lu = torch.empty(200, dtype=torch.float64).as_strided(lu.shape, odd).copy_(lu)
         assert_same(vmap(torch.linalg.lu_solve)(lu, pivots, b), torch.linalg.solve(a, b))
+
+
+def test_einsum_is_one_call(monkeypatch):
+    calls = []
+    wrap = BatchLevel.wrap
+    monkeypatch.setattr(BatchLevel, "wrap", lambda level, value: calls.append(value.shape) or wrap(level, value))
+    a, b = torch.randn(3, 4, 5), torch.randn(3, 6, 5)
+    got = vmap(lambda a, b: torch.einsum("ij,kj->ik", a, b))(a, b)
+    assert_same(got, a @ b.mT, (1e-5, 1e-6))
+    assert calls == [a.shape, b.shape, got.shape]
+    with pytest.raises(RuntimeError, match="subscript"):
+        vmap(lambda a, b: torch.einsum("ijk,kj->ik", a, b))(a, b)

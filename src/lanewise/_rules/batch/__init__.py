@@ -6,6 +6,7 @@ from lanewise._rules.batch import (  # noqa: F401
     attention,
     conv,
     datadependent,
+    einsum,
     embedding,
     engine,
     factories,
