@@ -90,10 +90,14 @@ def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: 
     for value in values:
         if level.owns(value):
             sync(value)
-    rows = [_rows(level, value, piece) for value, piece in zip(values, pieces, strict=True)]
     running = level.lanes
     level.lanes = target.lanes
     try:
+        if len(values) == 2 and all(level.mapped(value) and value.home is target.lanes for value in values):
+            # Both are known for all lanes: a choice costs less than taking rows and putting them together.
+            first, second = [value.value for value in values]  # type: ignore[attr-defined]
+            return level.wrap(level.below(_chosen, target.order, pieces[0].size, first, second))
+        rows = [_rows(level, value, piece) for value, piece in zip(values, pieces, strict=True)]
         return level.wrap(level.below(_put_together, rows, target.order))
     finally:
         level.lanes = running
@@ -110,6 +114,12 @@ def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
 
 def _put_together(rows: list[Tensor], order: Tensor) -> Tensor:
     return torch.cat(rows).index_select(0, order.to(rows[0].device))
+
+
+def _chosen(order: Tensor, size: int, first: Tensor, second: Tensor) -> Tensor:
+    with on_plane(None):
+        mask = (order < size).view(-1, *[1] * (first.dim() - 1)).to(first.device)
+    return torch.where(mask, first, second)
 
 
 def _above(level: LaneLevel, values: Any) -> Any:
