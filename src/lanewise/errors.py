@@ -105,15 +105,20 @@ def _is_users(name: str) -> bool:
 
 def user_frame() -> traceback.FrameSummary | None:
     """The innermost frame outside this package and torch: the line the user wrote."""
+    frame = _user_frame()
+    if frame is None:
+        return None
+    name = frame.f_code.co_filename
+    return traceback.FrameSummary(
+        name, frame.f_lineno, frame.f_code.co_name, line=linecache.getline(name, frame.f_lineno).strip()
+    )
+
+
+def _user_frame() -> types.FrameType | None:
     frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if _is_users(name):
-            return traceback.FrameSummary(
-                name, frame.f_lineno, frame.f_code.co_name, line=linecache.getline(name, frame.f_lineno).strip()
-            )
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def user_line() -> str:
@@ -136,12 +141,15 @@ def at_user_line(text: str, instead: str = "", rows: Sequence[str] = ()) -> str:
 
 
 def warn_at_user_line(warning: Warning) -> None:
-    """Warn as if the user's own line did, so that Python names that line and filters by module apply to it."""
-    where = user_frame()
-    if where is None:
+    """Warn as if the user's own line did: Python names it, says it once, and filters by module apply to it."""
+    frame = _user_frame()
+    if frame is None:
         warnings.warn(warning, stacklevel=2)
     else:
-        warnings.warn_explicit(warning, type(warning), where.filename, where.lineno or 0)
+        names = frame.f_globals
+        registry = names.setdefault("__warningregistry__", {})
+        file, module = frame.f_code.co_filename, names.get("__name__")
+        warnings.warn_explicit(warning, type(warning), file, frame.f_lineno, module, registry)
 
 
 def hide_own_frames(error: Exception) -> None:

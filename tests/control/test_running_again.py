@@ -1,5 +1,7 @@
 """Lanes that part where no code can go several ways at once: it is run again, for groups of them or for each."""
 
+import warnings
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,6 +77,15 @@ def own_way(x):
 def test_many_ways_are_told():
     with pytest.warns(errors.SlowPathWarning, match="the 30 lanes take 8 different ways and more"):
         vmap(own_way)(normal(30))
+
+
+def test_many_ways_are_told_once_a_line():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            vmap(own_way)(normal(30))
+    assert len(told) == 1
+    assert told[0].filename == __file__
 
 
 @alone
