@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lanewise._control.boundary import boundary
 from lanewise._control.compiling import converted_code, instantiate
 from lanewise._control.merging import join
-from lanewise._control.numbers import LaneNumber
+from lanewise._control.numbers import LaneNumber, one_number
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.lanes import Lanes, Restart, Target, machine
@@ -44,6 +44,7 @@ _PASS, _WRAPPER, _CALLBACKS, _APART = "pass", "wrapper", "callbacks", "apart"
 # Modules of libraries with functions that call their arguments.
 _CALLING = ("lanewise.", "torch._functorch.", "torch.autograd.functional", "torch.utils.checkpoint")
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
+_CACHED = type(functools.lru_cache(len))
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 
 
@@ -86,7 +87,20 @@ def _builtin(func: Any) -> Any:
         return stand_in
     if func.__name__ in _MUTATING:
         changes(owner)
+        if isinstance(owner, (dict, set)):
+            return functools.partial(_with_key, func)
     return func
+
+
+def _with_key(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A method of a dict or a set, which keeps its first argument as a key: a number with lanes cannot be one."""
+    return func(*map(one_number, args[:1]), *args[1:], **kwargs)
+
+
+def _cached(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A function with a cache, which keeps its arguments as keys."""
+    new_args = [one_number(arg) for arg in args]
+    return func(*new_args, **{name: one_number(arg) for name, arg in kwargs.items()})
 
 
 def _function(func: types.FunctionType) -> Any:
@@ -151,7 +165,7 @@ def _method(func: types.MethodType) -> Any:
     if stand_in is not None:
         return functools.partial(stand_in, owner)
     if type(inner) is not types.FunctionType:
-        return func
+        return functools.partial(call_apart, _cached, func) if type(inner) is _CACHED else func
     new = _function(inner)
     if new is inner:
         return func
@@ -160,6 +174,8 @@ def _method(func: types.MethodType) -> Any:
 
 def _object(func: Any) -> Any:
     """A module, a partial, or another object that can be called."""
+    if type(func) is _CACHED:
+        return functools.partial(call_apart, _cached, func)
     if isinstance(func, nn.Module):
         return _module(func)
     if isinstance(func, functools.partial):

@@ -174,6 +174,20 @@ class Expressions(ast.NodeTransformer):
             return ast.copy_location(ast.Tuple([self.index(part) for part in node.elts], ast.Load()), node)
         return self.visit(node)
 
+    def key(self, node: ast.expr) -> ast.expr:
+        """An expression whose value is to be a key of a dict or an entry of a set, once visited."""
+        return node if isinstance(node, ast.Constant) else ast.copy_location(call(runtime("key"), node), node)
+
+    def visit_Dict(self, node: ast.Dict) -> ast.expr:
+        self.generic_visit(node)
+        node.keys = [None if key is None else self.key(key) for key in node.keys]
+        return node
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        self.generic_visit(node)
+        node.elts = [part if isinstance(part, ast.Starred) else self.key(part) for part in node.elts]
+        return node
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         node.value = self.visit(node.value)
         if not isinstance(node.ctx, ast.Load):
@@ -187,6 +201,10 @@ class Expressions(ast.NodeTransformer):
         known = set(self.known)
         self.known |= inner
         node = self.generic_visit(node)
+        if isinstance(node, ast.DictComp):
+            node.key = self.key(node.key)
+        elif isinstance(node, ast.SetComp):
+            node.elt = self.key(node.elt)
         self.known = known | (self.known - inner if not self.thunks else set())
         return node
 

@@ -11,6 +11,7 @@ from lanewise._control.callees import changes, changes_outside, fn, made
 from lanewise._control.merging import UNBOUND, Mixed, merge
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
+from lanewise._control.numbers import one_number as key
 from lanewise._control.replacements import LaneRange, contains, item, lacks, set_item
 from lanewise._control.selections import picked
 from lanewise._core.joins import decide
@@ -26,7 +27,7 @@ from lanewise._core.lanes import (
     merge_target,
 )
 
-__all__ = ["changes", "changes_outside", "contains", "fn", "item", "lacks", "made", "picked", "set_item"]
+__all__ = ["changes", "changes_outside", "contains", "fn", "item", "key", "lacks", "made", "picked", "set_item"]
 
 AssertionError = builtins.AssertionError
 locals = builtins.locals

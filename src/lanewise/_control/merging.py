@@ -125,6 +125,8 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
             aliases_of(level).join_containers(out, values)
         return out
     if type(first) is dict:
+        if any(type(key) is LaneNumber for value in values for key in value):
+            raise Unmergeable("keys with lanes")
         if any(list(value) != list(first) for value in values):
             raise Unmergeable("keys")
         out = {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lanewise._control.callees import changes, fn, replaced, replaced_methods
 from lanewise._control.merging import join
-from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of
+from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers
 from lanewise._core.joins import decide
 from lanewise._core.lanes import child, machine
@@ -98,6 +98,29 @@ def _tolist(tensor: Any) -> Any:
 
 replaced_methods[Surface.item] = _item
 replaced_methods[Surface.tolist] = _tolist
+
+
+# --- containers with keys --------------------------------------------------------------------------------------------
+
+
+@stands_for(set)
+def set_(*args: Any) -> set:
+    """`set(entries)`"""
+    return set(map(one_number, *args)) if args else set()
+
+
+@stands_for(frozenset)
+def frozenset_(*args: Any) -> frozenset:
+    """`frozenset(entries)`"""
+    return frozenset(map(one_number, *args)) if args else frozenset()
+
+
+@stands_for(dict)
+def dict_(*args: Any, **kwargs: Any) -> dict:
+    """`dict(pairs)`"""
+    if args and not hasattr(args[0], "keys"):
+        return dict([(one_number(key), value) for key, value in args[0]], **kwargs)
+    return dict(*args, **kwargs)
 
 
 # --- types -----------------------------------------------------------------------------------------------------------

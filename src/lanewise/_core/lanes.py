@@ -79,6 +79,19 @@ class Lanes:
             self._inverse[ancestor] = found
         return found
 
+    def places(self, other: "Lanes") -> Tensor | None:
+        """Where the lanes are in a set that has them all `[size]`, also one on another branch of the tree; or None."""
+        if self.within(other):
+            return self.positions(other)
+        if self.root() is not other.root():
+            return None
+        base = common_ancestor(self, other)
+        with on_plane(None):
+            inverse = other.inverse(base)
+            found = inverse.index_select(0, self.positions(base))
+            repeats = int((inverse >= 0).sum()) < other.size
+            return None if repeats or bool((found < 0).any()) else found
+
     def root(self) -> "Lanes":
         """The set that all others of the tree are part of."""
         node = self
