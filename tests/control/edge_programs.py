@@ -98,6 +98,28 @@ def tensor_alias4(x, k):
     return y
 
 
+def views_of_what_a_branch_made(x, k):
+    if x[0] > 0:
+        y = x.clone()
+        row = y[:2]
+    else:
+        y = x * 2
+        row = y[1:]
+    y.add_(1)
+    return row.sum() + y.sum() * 3
+
+
+def views_of_what_a_branch_made_written(x, k):
+    if x[0] > 0:
+        y = x.clone()
+        row = y[:2]
+    else:
+        y = x * 2
+        row = y[1:]
+    row.mul_(3)
+    return y
+
+
 class Counter:
     def __init__(self):
         self.n = 0
@@ -499,6 +521,8 @@ def rnd(x, k):
 
 
 PROGRAMS = [
+    views_of_what_a_branch_made,
+    views_of_what_a_branch_made_written,
     lists1,
     lists2,
     lists3,

@@ -22,39 +22,49 @@ class Aliases:
     """Which memory stands for which other, by the address.
 
     Attributes:
-        partners: For each address: whose memory it was, and the memory that holds the same value.
+        partners: By the address of memory: the memory, and the addresses of other that holds the same value.
         containers: Lists and dicts by their id, and the ids of those that hold the same entries.
     """
 
     __slots__ = ("partners", "containers")
 
     def __init__(self) -> None:
-        self.partners: dict[int, tuple[StorageWeakRef, list[StorageWeakRef]]] = {}
+        self.partners: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         self.containers: dict[int, tuple[Any, list[int]]] = {}
 
     def join(self, merged: Tensor, sources: list[Tensor]) -> None:
         """`merged` holds the values of `sources` from now on."""
         storages = {storage.data_ptr(): storage for storage in map(_storage, sources)}
-        refs = [StorageWeakRef(storage) for storage in storages.values()]
         whole = _storage(merged)
-        own = StorageWeakRef(whole)
         if len(self.partners) > _MANY:
             self.partners = {place: pair for place, pair in self.partners.items() if not pair[0].expired()}
-        self.partners[whole.data_ptr()] = own, refs
-        for place, ref in zip(storages, refs):
-            known = self.partners.get(place)
-            if known is None or known[0].expired():
-                self.partners[place] = ref, [own]
-            else:
-                known[1].append(own)
+        own = self._of(whole.data_ptr(), whole)
+        for place, storage in storages.items():
+            other = self._of(place, storage)
+            # A view of the source, merged before, was a view of what is merged now.
+            for sibling in list(other[1]):
+                known = self.partners.get(sibling)
+                if known is not None and not known[0].expired():
+                    known[1].append(whole.data_ptr())
+                    own[1].append(sibling)
+            own[1].append(place)
+            other[1].append(whole.data_ptr())
+
+    def _of(self, place: int, storage: torch.UntypedStorage) -> tuple[StorageWeakRef, list[int]]:
+        known = self.partners.get(place)
+        if known is None or known[0].expired():
+            known = self.partners[place] = StorageWeakRef(storage), []
+        return known
 
     def check(self, level: Any, place: int) -> None:
         """Before a write to the memory at an address."""
         known = self.partners.get(place)
         if known is None or known[0].expired():
             return
-        if any(not ref.expired() for ref in known[1]):
-            raise Restart(level)
+        for other in known[1]:
+            partner = self.partners.get(other)
+            if partner is not None and place in partner[1] and not partner[0].expired():
+                raise Restart(level)
 
     def join_containers(self, merged: Any, sources: list[Any]) -> None:
         """`merged` holds the entries of `sources` from now on."""
