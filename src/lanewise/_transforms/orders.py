@@ -4,8 +4,12 @@ torch.autograd gives wrong numbers for the second derivative of `_weight_norm`, 
 `batch_norm` (so of instance norm too). Inside `grad`, `vjp` and the like, weight norm is a composition of simpler
 operations, whose derivatives are right at every order, and inside nested ones the other two are as well. The kernels
 sit on a dispatch key that is switched on for that time.
+
+Some gradients have no derivative, or one that is not finite, in forward mode neither: those operations are compositions
+where a gradient is differentiated in any way.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.dual import DualLevel
+from lanewise._core.level import current_level
+from lanewise._core.plane import recorded
+from lanewise._rules.jvp.losses import ctc_written_out, log_of_sum, whole_cross_entropy, whole_cross_entropy_of_each
+from lanewise._rules.jvp.reductions import products_of_segments
 from lanewise._torch_compat import (
     ORDER_KEY,
     ORDER_KEY_NAME,
@@ -66,6 +75,29 @@ def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     return register
 
 
+def _without_second_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
+    """Register what stands for an operation where its gradient is differentiated by another transform."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
+            if _differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
+                return compose(*args, **kwargs)
+            namespace, _, overload = name.partition(".")
+            return getattr(getattr(getattr(torch.ops, library.ns), namespace), overload or "default")(*args, **kwargs)
+
+    never_compile(run)
+    library.impl(name, run, ORDER_KEY_NAME)
+
+
+def _differentiations() -> int:
+    """How many transforms that are open differentiate."""
+    total, level = _depth.now, current_level()
+    while level is not None:
+        total += isinstance(level, DualLevel)
+        level = level.parent
+    return total
+
+
 def _normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
     """`(x - mean) / sqrt(var + eps)` along dims; half precision is computed in single, as the kernels do."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -115,3 +147,39 @@ def pdist(x, p=2.0):
     """x [N, D] -> the distances of all pairs [N (N - 1) / 2]"""
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    """x [T, N, C] -> losses [N], and the gradient that torch gives, which has exp(x) added at the steps that count"""
+    loss, nothing = ctc_written_out(x, targets, input_lengths, target_lengths, blank)
+    counts = torch.arange(x.shape[0], device=x.device) < torch.as_tensor(input_lengths, device=x.device).unsqueeze(-1)
+    total = (x.exp().sum(-1) * counts.mT).sum(0) if x.dim() == 3 else (x.exp().sum(-1) * counts).sum()
+    moved = loss + (total - total.detach())
+    return moved.masked_fill(loss == torch.inf, 0) if zero_infinity else moved, nothing
+
+
+def logaddexp(x, y):
+    """x, y [*S] -> [*S]; torch's gradient has an infinite exponential in it where x and y lie far apart"""
+    return torch.logaddexp(x, y) if x.is_complex() or y.is_complex() else log_of_sum(x, y)
+
+
+def logaddexp2(x, y):
+    """x, y [*S] -> [*S], to the base 2"""
+    return log_of_sum(x, y, math.log(2))
+
+
+def segment_reduce(x, reduce, *, axis=0, initial=None, **segments):
+    """x [*N, L, *S] -> [*N, segments, *S]; of all reductions only the product's slope is not constant"""
+    if reduce == "prod":
+        return products_of_segments(x, axis, initial, **segments)
+    return torch.segment_reduce(x, reduce, axis=axis, initial=initial, **segments)
+
+
+_nn_kernels = torch.library.Library("torch_nn", "IMPL")
+_without_second_derivative(_kernels, "_ctc_loss", ctc_loss)
+_without_second_derivative(_kernels, "_ctc_loss.Tensor", ctc_loss)
+_without_second_derivative(_kernels, "logaddexp", logaddexp)
+_without_second_derivative(_kernels, "logaddexp2", logaddexp2)
+_without_second_derivative(_kernels, "segment_reduce", segment_reduce)
+_without_second_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
+_without_second_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lanewise._core.dual import JVP_RULES, DualLevel, lay_out
 from lanewise._core.native import differentiable, double_reverse, native_jvp, torch_formula
-from lanewise._core.plane import replace_tensors
+from lanewise._core.plane import Plane, recorded, replace_tensors
 from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload
 
@@ -152,6 +152,15 @@ def fitted(part: Tensor, y: Tensor, operand: Tensor, t: Tensor) -> Tensor:
         # A copy: the elements of the result are to be written to one by one, without the operand's tangent.
         return part.expand(y.shape).contiguous() if part.numel() != y.numel() else part.reshape(y.shape).mul(1)
     return part
+
+
+def is_constant(x: Tensor) -> bool:
+    """Whether no plane from that of x down differentiates it, so that what torch holds for constant may be used."""
+    while isinstance(x, Plane):
+        if getattr(x, "tangent", None) is not None or recorded(x):
+            return False
+        x = x.value
+    return not x.requires_grad
 
 
 def constant(*ops: OpOverload) -> None:

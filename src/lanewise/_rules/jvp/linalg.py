@@ -6,8 +6,8 @@ constants, a derivative of the tangent would be wrong: here the tangent is a fun
 
 import torch
 
-from lanewise._core.plane import Plane, recorded
-from lanewise._rules.jvp.families import decomposed, jvp_rule, torch_jvp_along, two_reverses
+from lanewise._core.plane import recorded
+from lanewise._rules.jvp.families import decomposed, is_constant, jvp_rule, torch_jvp_along, two_reverses
 
 aten = torch.ops.aten
 
@@ -15,18 +15,9 @@ aten = torch.ops.aten
 two_reverses(aten.scatter_reduce.two, aten.triangular_solve.default)
 
 
-def _is_constant(x):
-    """Whether no plane below differentiates x, so that the factors may be used as they are."""
-    while isinstance(x, Plane):
-        if getattr(x, "tangent", None) is not None or recorded(x):
-            return False
-        x = x.value
-    return not x.requires_grad
-
-
 def _lu_tangent(a, t, lu, pivots):
     """With A = P L U and M = L^-1 P' t U^-1: L tril(M, -1) + triu(M) U"""
-    p, lower, upper = torch.lu_unpack(lu, pivots) if _is_constant(a) else torch.linalg.lu(a)
+    p, lower, upper = torch.lu_unpack(lu, pivots) if is_constant(a) else torch.linalg.lu(a)
     m = torch.linalg.solve_triangular(lower, p.mT @ t, upper=False, unitriangular=True)
     m = torch.linalg.solve_triangular(upper, m, upper=True, left=False)
     return lower @ m.tril(-1) + m.triu() @ upper
@@ -76,7 +67,7 @@ def solve(level, a, b, *, left=True, check_errors=False):
         product = product.squeeze(-1) if vector else product
         rhs = -product if tb is None else tb - product
     assert rhs is not None
-    if _is_constant(pa):
+    if is_constant(pa):
         pushed = torch.linalg.lu_solve(lu, pivots, rhs.unsqueeze(-1) if vector else rhs, left=left)
         pushed = pushed.squeeze(-1) if vector else pushed
     else:

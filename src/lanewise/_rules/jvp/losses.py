@@ -3,7 +3,7 @@
 import torch
 
 from lanewise._core.dual import NAMED_COMPOSITIONS
-from lanewise._rules.jvp.families import decomposed, jvp_rule, linear
+from lanewise._rules.jvp.families import decomposed, is_constant, jvp_rule, linear, rule_on_plane
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -70,9 +70,16 @@ def log_sigmoid(level, x):
     return out, [x.tangent * (-x.value).sigmoid(), None]
 
 
-@jvp_rule(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+@rule_on_plane(aten._ctc_loss.default, aten._ctc_loss.Tensor)
 def ctc_loss(level, x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
-    """x [T, N, C] -> the gradient of each example's loss times t; torch has no formula of the second order"""
+    """x [T, N, C] -> the gradient of each example's loss times t; torch's gradient has no derivative of its own"""
+    if level.tangent(x) is not None and not is_constant(level.primal(x)):
+        return ctc_written_out(x, targets, input_lengths, target_lengths, blank, zero_infinity)
+    given = (targets, input_lengths, target_lengths)
+    return level.pair(*level.below(_ctc_tangent, level, x, *given, blank, zero_infinity))
+
+
+def _ctc_tangent(level, x, targets, input_lengths, target_lengths, blank, zero_infinity):
     px, t, targets = level.primal(x), level.tangent(x), level.primal(targets)
     lengths = (level.primal(input_lengths), level.primal(target_lengths))
     kind = "Tensor" if isinstance(input_lengths, torch.Tensor) else "default"
@@ -88,6 +95,51 @@ def ctc_loss(level, x, targets, input_lengths, target_lengths, blank=0, zero_inf
         unused = unused | (out[0] == torch.inf).reshape(1, -1)
     slope = slope - px.exp().masked_fill(unused.unsqueeze(2) if px.dim() == 3 else unused, 0)
     return out, [(slope * t).sum((0, 2)) if px.dim() == 3 else (slope * t).sum(), None]
+
+
+# Less than any sum of logarithms, and finite, so that derivatives of sums with it are.
+_NEVER = -1e30
+
+
+def log_of_sum(x, y, base=1.0):
+    """logaddexp, to the base e ** base, whose derivatives are finite where x and y lie far apart, at every order"""
+    first = x >= y
+    more, less = torch.where(first, x, y), torch.where(first, y, x)
+    gap = torch.where(more == less, (more - less).nan_to_num(0), more - less)
+    return more - torch.nn.functional.logsigmoid(gap * base) / base
+
+
+def ctc_written_out(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    """x [T, N, C], targets [N, S] or all in a row -> losses [N] by simple operations; the second result is empty"""
+    single = x.dim() == 2
+    if single:
+        x, targets = x.unsqueeze(1), targets.reshape(1, -1)
+    steps = torch.as_tensor(input_lengths, device=x.device).reshape(-1)
+    counts = torch.as_tensor(target_lengths, device=x.device).reshape(-1)
+    if targets.dim() == 1:
+        longest = targets.shape[0] if isinstance(target_lengths, torch.Tensor) else max(target_lengths, default=0)
+        places = (counts.cumsum(0) - counts).unsqueeze(1) + torch.arange(longest, device=x.device)
+        targets = targets[places.clamp_max(max(targets.shape[0] - 1, 0))]
+    # Blanks around each target; what lies behind the last is never read.
+    at = torch.arange(2 * targets.shape[1] + 1, device=x.device)
+    labels = torch.where(at % 2 == 1, torch.nn.functional.pad(targets, (0, 1))[:, at // 2], blank)
+    labels = labels.masked_fill(at > 2 * counts.unsqueeze(1), blank)
+    # Two places on, over a blank, if that leads from one label to another.
+    skips = (labels != blank) & (labels != torch.nn.functional.pad(labels, (2, 0), value=blank)[:, :-2])
+    never = x.new_full((x.shape[1], 1), _NEVER)
+    scores = x.gather(2, labels.expand(x.shape[0], *labels.shape)).clamp_min(_NEVER)
+    reached = scores[0].masked_fill(at > 1, _NEVER)
+    for step in range(1, x.shape[0]):
+        before = torch.cat([never, never, reached], 1)
+        nearer = log_of_sum(reached, before[:, 1:-1])
+        further = log_of_sum(nearer, before[:, :-2].masked_fill(~skips, _NEVER)) + scores[step]
+        reached = torch.where(step < steps.unsqueeze(1), further, reached)
+    padded = torch.cat([never, reached], 1)
+    ends = padded.gather(1, torch.stack([2 * counts, 2 * counts + 1], 1))
+    loss = -log_of_sum(ends[:, 0], ends[:, 1])
+    loss = torch.where(steps == 0, torch.where(counts == 0, 0, -2 * _NEVER), loss)
+    loss = loss.masked_fill(loss > -_NEVER / 2, 0 if zero_infinity else torch.inf)
+    return loss.squeeze(0) if single else loss, x.new_zeros(0)
 
 
 # --- margin losses: torch cannot differentiate their backward formulas ------------------------------------------------
@@ -195,24 +247,30 @@ def pdist_backward(g, x, p, distance):
 # --- cross entropy in chunks: its gradient is precomputed where `requires_grad` says so, which tangents do not --------
 
 
-def _chunked_cross_entropy(x, w, target, bias, weight, reduction, ignore_index, smoothing, *options):
-    loss = torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(x, w, bias), target, weight, None, ignore_index, None, reduction, smoothing
-    )
-    if any(options[-3:]):
+def _chunked_cross_entropy(x, w, target, *given):
+    if any(given[-3:]):
         raise TransformError(
             at_user_line(
                 "linear_cross_entropy in chunks has a first derivative only: it computes its gradient ahead",
                 "F.linear_cross_entropy(..., options=None)",
             )
         )
+    return whole_cross_entropy(x, w, target, *given)
+
+
+def whole_cross_entropy(x, w, target, bias, weight, reduction, ignore_index, smoothing, *options):
+    """The loss without chunks, and no gradients computed ahead"""
+    loss = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(x, w, bias), target, weight, None, ignore_index, None, reduction, smoothing
+    )
     return loss, *[x.new_zeros(0) for _ in range(3)]
 
 
-def _chunked_cross_entropy_of_each(x, w, target, bias, weight, ignore_index, *options):
+def whole_cross_entropy_of_each(x, w, target, bias, weight, ignore_index, *options):
+    """The losses of the examples without chunks"""
     logits = torch.nn.functional.linear(x, w, bias)
     return torch.nn.functional.cross_entropy(logits, target, weight, None, ignore_index, None, "none")
 
 
 NAMED_COMPOSITIONS["torch_nn::_linear_cross_entropy_batch_chunked"] = _chunked_cross_entropy
-NAMED_COMPOSITIONS["torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"] = _chunked_cross_entropy_of_each
+NAMED_COMPOSITIONS["torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"] = whole_cross_entropy_of_each

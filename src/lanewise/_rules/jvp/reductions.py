@@ -1,9 +1,11 @@
 """Forward rules of reductions, scans, sorting and softmax."""
 
+from typing import Any
+
 import torch
 
 from lanewise._core.plane import replace_tensors
-from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, torch_jvp
+from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, rule_on_plane, torch_jvp
 
 aten = torch.ops.aten
 
@@ -231,18 +233,50 @@ def safe_softmax(level, x, dim, dtype=None):
     return y, y * (t - (y * t).sum(dim, True))
 
 
-@jvp_rule(aten.segment_reduce.default)
+@rule_on_plane(aten.segment_reduce.default)
 def segment_reduce(level, x, reduce, *, axis=0, initial=None, **segments):
     """The sums over the segments of t times the slope, which is the gradient of the sum of the results"""
+    if reduce == "prod" and level.tangent(x) is not None:
+        return products_of_segments(x, axis, initial, **segments)
+    return level.pair(*level.below(_reduced_segments, level, x, reduce, axis, initial, segments))
+
+
+def _reduced_segments(level, x, reduce, axis, initial, segments):
     (), segments = replace_tensors(level.primal, (), segments)
-    out = aten.segment_reduce.default(x.value, reduce, axis=axis, initial=initial, **segments)
+    px, t = level.primal(x), level.tangent(x)
+    out = aten.segment_reduce.default(px, reduce, axis=axis, initial=initial, **segments)
+    if t is None:
+        return out, None
     if reduce in ("sum", "mean"):
-        return out, aten.segment_reduce.default(x.tangent, reduce, axis=axis, initial=0, **segments)
+        return out, aten.segment_reduce.default(t, reduce, axis=axis, initial=0, **segments)
+    # The slope of a maximum or a minimum is constant, and torch's has no derivative.
     kept = {key: value for key, value in segments.items() if key in ("lengths", "offsets")}
     slope = aten._segment_reduce_backward.default(
-        torch.ones_like(out), out, x.value, reduce, axis=axis, initial=initial, **kept
+        torch.ones_like(out), out.detach(), px.detach(), reduce, axis=axis, initial=initial, **kept
     )
-    return out, aten.segment_reduce.default(slope * x.tangent, "sum", axis=axis, initial=0, **segments)
+    return out, aten.segment_reduce.default(slope * t, "sum", axis=axis, initial=0, **segments)
+
+
+def products_of_segments(x, axis, initial, *, lengths: Any = None, offsets: Any = None, **_):
+    """The products of the last elements up to each, by doubling their number while they lie in its segment"""
+    x = x.movedim(axis, -1)
+    if offsets is None:
+        offsets = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))
+    starts, ends = offsets[..., :-1], offsets[..., 1:]
+    # Like x, [*, S], the segments of x after its first dims.
+    shape = (*starts.shape[:-1], *[1] * (x.dim() - starts.dim()), starts.shape[-1])
+    starts, ends = (v.reshape(shape).expand(*x.shape[:-1], -1) for v in (starts, ends))
+    at = torch.arange(x.shape[-1], device=x.device)
+    segment = torch.searchsorted(ends.contiguous(), at.expand(x.shape).contiguous(), right=True)
+    first = starts.gather(-1, segment.clamp_max(starts.shape[-1] - 1))
+    reach = 1
+    while reach < x.shape[-1]:
+        before = torch.cat([torch.ones_like(x[..., :reach]), x[..., :-reach]], -1)
+        x = x * before.masked_fill(at - reach < first, 1)
+        reach *= 2
+    x = torch.cat([x, torch.ones_like(starts[..., :1], dtype=x.dtype)], -1)  # something to take where all is empty
+    out = x.gather(-1, (ends - 1).clamp_min(0)).masked_fill(ends == starts, 1)
+    return (out if initial is None else out * initial).movedim(-1, axis)
 
 
 @jvp_rule(aten._segment_reduce_backward.default)
