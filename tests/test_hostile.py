@@ -67,6 +67,11 @@ FEW_DIMS = {
     "in place": lambda x: (x * 1).mul_(x[None]),
     "fill": lambda x: (x * 1).fill_(x),
     "baddbmm": lambda x: torch.baddbmm(x, x, x),
+    "mm": lambda x: torch.mm(x[:2, None], x[:, None].expand(3, 2)[:2]),
+    "dot": lambda x: torch.dot(x.expand(3, 3), x),
+    "bmm": lambda x: torch.bmm(x.expand(1, 1, 3, 3), x.expand(1, 1, 3, 3)),
+    "addr": lambda x: torch.addr(x, x.expand(1, 3), x),
+    "pixel_unshuffle": lambda x: torch.pixel_unshuffle(x.expand(3, 3), 1),
     "normal": lambda x: torch.normal(x, -x.abs() - 1),
     "bernoulli": lambda x: torch.bernoulli(x + 5),
 }
@@ -80,3 +85,10 @@ def test_lanes_are_not_taken_for_a_dim_that_is_missing(name):
         f(x[0])
     with pytest.raises((RuntimeError, IndexError)):
         vmap(f, randomness="different")(x)
+
+
+@pytest.mark.parametrize("f", [torch.any, torch.all])
+def test_reductions_over_no_dims(f):
+    x = torch.tensor([[[0.0, 1.0]], [[0.0, 0.0]]])
+    for dim in ((), None, (0,), (0, 1)):
+        assert torch.equal(vmap(lambda x, dim=dim: f(x, dim=dim))(x), torch.stack([f(lane, dim=dim) for lane in x]))

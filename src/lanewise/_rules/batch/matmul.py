@@ -27,6 +27,11 @@ def product(a, b, bias=None, beta=1, alpha=1):
     return torch.baddbmm(turned, b.mT, a.mT, beta=beta, alpha=alpha).mT.contiguous()
 
 
+def _check_ranks(text, *operands):
+    if any(operand.dim() != rank for operand, rank in operands):
+        raise TransformError(at_user_line(f"{text}, got {' and '.join(str(list(x.shape)) for x, _ in operands)}"))
+
+
 @lane_rule(aten.mm.default, guarded=False)
 def mm(level, a, b):
     """a [B, m, k] or [m, k], b [B, k, n] or [k, n] -> [B, m, n]"""
@@ -44,7 +49,7 @@ def mm(level, a, b):
         return product(level.expanded(a), right)
     left, right = a.value, b.value
     # One column times one row: plain multiplication, 1.1 to 3 times faster than a batched product of depth one.
-    return left * right if left.shape[2] == 1 else product(left, right)
+    return left * right if left.shape[2] == 1 == right.shape[1] else product(left, right)
 
 
 @lane_rule(aten.bmm.default, guarded=False)
@@ -53,6 +58,7 @@ def bmm(level, a, b):
 
     Lanes of one operand become its rows or columns, unless copying them there moves more than a copy of the other.
     """
+    _check_ranks("batch1 and batch2 must be 3D tensors", (a, 3), (b, 3))
     lanes, images = level.size, a.shape[0]
     rows, inner, columns = a.shape[1], a.shape[2], b.shape[2]
     if not level.mapped(b) and rows <= columns:
@@ -79,6 +85,7 @@ def mv(level, a, v):
 @lane_rule(aten.dot.default, guarded=False)
 def dot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B]"""
+    _check_ranks("1D tensors expected", (a, 1), (b, 1))
     if not level.mapped(a):
         return torch.mv(b.value, a)
     if not level.mapped(b):
@@ -90,6 +97,7 @@ def dot(level, a, b):
 @lane_rule(aten.vdot.default)
 def vdot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B], the first conjugated"""
+    _check_ranks("1D tensors expected", (a, 1), (b, 1))
     return (level.physical(a).conj_physical() * level.physical(b)).sum(1)
 
 
@@ -137,16 +145,28 @@ def addmm(level, c, a, b, *, beta=1, alpha=1):
 @lane_rule(aten.baddbmm.default, guarded=False)
 def baddbmm(level, c, a, b, *, beta=1, alpha=1):
     """c [B, N, m, n] or what broadcasts to it, a [B, N, m, k], b [B, N, k, n], any without B -> [B, N, m, n]"""
-    if a.dim() != 3 or b.dim() != 3:
-        raise TransformError(
-            at_user_line(f"batch1 and batch2 must be 3D tensors, got {list(a.shape)}, {list(b.shape)}")
-        )
+    _check_ranks("batch1 and batch2 must be 3D tensors", (a, 3), (b, 3))
     bias = level.physical(c)
     if level.mapped(c) and c.dim() < 3:
         bias = bias.reshape(level.size, *([1] * (3 - c.dim())), *c.shape)
     return added(bias, scaled(torch.matmul(level.physical(a), level.physical(b)), alpha), beta)
 
 
-decompose(aten.addmv.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a @ b, alpha), beta))
-decompose(aten.addbmm.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled((a @ b).sum(0), alpha), beta))
-decompose(aten.addr.default, lambda c, a, b, *, beta=1, alpha=1: added(c, scaled(a[:, None] * b, alpha), beta))
+def _addmv(c, a, b, *, beta=1, alpha=1):
+    _check_ranks("addmv: a matrix and a vector expected", (a, 2), (b, 1))
+    return added(c, scaled(a @ b, alpha), beta)
+
+
+def _addbmm(c, a, b, *, beta=1, alpha=1):
+    _check_ranks("batch1 and batch2 must be 3D tensors", (a, 3), (b, 3))
+    return added(c, scaled((a @ b).sum(0), alpha), beta)
+
+
+def _addr(c, a, b, *, beta=1, alpha=1):
+    _check_ranks("addr: Expected 1-D arguments", (a, 1), (b, 1))
+    return added(c, scaled(a[:, None] * b, alpha), beta)
+
+
+decompose(aten.addmv.default, _addmv)
+decompose(aten.addbmm.default, _addbmm)
+decompose(aten.addr.default, _addr)

@@ -314,6 +314,9 @@ _batch_norm_rule(aten._batch_norm_no_update.default, lambda mean, var, *options:
 @lane_rule(aten.native_batch_norm_backward.default)
 def batch_norm_backward(level, grad, x, weight, mean, var, save_mean, save_invstd, train, eps, output_mask):
     """grad, x [B, N, C, *sp] -> gradients in x, weight [B, C] and bias [B, C]"""
+    if grad.shape != x.shape:
+        raise TransformError(at_user_line(f"batch norm: a gradient {list(grad.shape)} for {list(x.shape)}"))
+    _check_channels(x, weight, mean, var)
     shape = (level.size, x.shape[1])
     if level.size == 0:
         blank = level.physical(x).new_empty

@@ -9,7 +9,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route
 from lanewise._core.plane import map_tensors
-from lanewise._rules.batch.families import bind, lane_rule
+from lanewise._rules.batch.families import bind, lane_rule, too_few_dims
 from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
 from lanewise._torch_compat import OpOverload
 
@@ -127,6 +127,8 @@ def _moving(op):
     @lane_rule(op)
     def move(level, x, *args):
         """x [B, *batch, C, H, W]; torch's kernels give images without elements the wrong shape"""
+        if x.dim() < 3:
+            raise too_few_dims(op, x, 3)
         if level.size == 0:
             return no_lanes(op(lane_of_zeros(level, x), *args))
         return op(x.value, *args)
@@ -142,6 +144,8 @@ def _shuffling(op):
     @lane_rule(op)
     def shuffle(level, x, groups):
         """x [B, N, C, *sp] -> the same shape, channels interleaved"""
+        if x.dim() < 3:
+            raise too_few_dims(op, x, 3)
         return op(x.value.flatten(0, 1), groups).unflatten(0, (level.size, x.shape[0]))
 
 

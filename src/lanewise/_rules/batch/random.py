@@ -290,6 +290,10 @@ def sampled(level, op, *args, generator=None):
     args = [arg if level.mapped(arg) else level.physical(arg) for arg in args]
     align, shape = aligner(level, args, promote=False), common_shape(*args)
     values = [align(arg).expand(level.size, *shape) for arg in args]
+    if not args[0].dtype.is_floating_point:
+        raise TransformError(
+            at_user_line(f"{op}: parameters are floating-point numbers, got {args[0].dtype}", "x.float()")
+        )
     seed = torch.randint(2**62, (), generator=generator)
     if not level.size or any(isinstance(value, Plane) for value in (seed, *values)):
         return level.wrap(op(*values, generator))

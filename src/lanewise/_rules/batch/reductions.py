@@ -12,11 +12,9 @@ along_dims(
     aten._softmax.default,
     aten._softmax_backward_data.default,
     aten.all.dim,
-    aten.all.dims,
     aten.amax.default,
     aten.amin.default,
     aten.any.dim,
-    aten.any.dims,
     aten.cummax.default,
     aten.cummin.default,
     aten.cumprod.default,
@@ -64,3 +62,18 @@ def count_nonzero(level, x, dim=None):
     if x.dim() == 0:
         return counted.to(torch.int64)
     return counted.sum(list(range(1, x.dim() + 1)) if dim is None else shift_dims(dim, x.dim()))
+
+
+def _over_dims(op):
+    @lane_rule(op)
+    def over_dims(level, x, dim=None, keepdim=False):
+        """x [B, *S] -> [B, *S without dims]; of no dims, each element by itself"""
+        if dim is not None and not dim:
+            return x.value.to(torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+        if not x.dim():
+            return op(x.value.unsqueeze(1), [1])
+        return op(x.value, shift_dims(dim, x.dim()), keepdim)
+
+
+_over_dims(aten.all.dims)
+_over_dims(aten.any.dims)
