@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import __main__ as entry
 from benchmarks import compare, conv_weight_grad, memory
-from benchmarks.measure import round_robin
+from benchmarks.measure import Part, round_robin
 from benchmarks.workload import BATCHED, LOOP, OWN, WORKLOADS
 
 
@@ -58,6 +58,27 @@ def test_every_call_is_timed_in_every_round():
     timings = round_robin({name: lambda name=name: count(name) for name in counts}, rounds=5, block=1e-5)
     assert {name: len(t.rounds) for name, t in timings.items()} == {"a": 5, "b": 5}
     assert min(counts.values()) > 5
+
+
+def test_a_part_of_the_work_is_compared_with_the_first_rows_and_multiplied_up():
+    def peers(first):
+        return {OWN: lambda: torch.arange(8.0), LOOP: Part(lambda: first, 0.25)}
+
+    assert compare.compare(peers(torch.tensor([0.0, 1.0])), 0.0) == ({LOOP: 0.0}, {})
+    with pytest.raises(AssertionError, match="loop differs"):
+        compare.compare(peers(torch.tensor([0.0, 2.0])), 0.1)
+
+    seconds = 0.0
+
+    def work():
+        nonlocal seconds
+        seconds += 1.0
+
+    timings = round_robin(
+        {LOOP: Part(work, 0.25), OWN: work}, rounds=5, clocks=dict.fromkeys([LOOP, OWN], lambda: seconds)
+    )
+    assert timings[LOOP].rounds == 3 * [4.0]  # a call of one second sits out after three rounds
+    assert timings[OWN].rounds == 3 * [1.0]
 
 
 @pytest.mark.parametrize("shape", conv_weight_grad.SHAPES[:2] + conv_weight_grad.SHAPES[-1:], ids=str)
