@@ -289,6 +289,15 @@ Write instead:
     ),
 }
 GRAD = {
+    "inside torch.func": (
+        lambda: torch.func.vmap(lw.grad(lambda x: x.sin().sum()))(x),
+        RuntimeError,
+        """
+grad: called inside a function that torch.func transforms. Its tensors belong to another engine, and the two cannot be nested in this order
+Write instead:
+  from lanewise import vmap, grad, jvp  # for the outer transform too
+""",
+    ),
     "not a scalar": (
         lambda: lw.grad(lambda x: x * 2)(x),
         RuntimeError,
@@ -426,6 +435,15 @@ Write instead:
     ),
 }
 VJP = {
+    "inside torch.func": (
+        lambda: torch.func.vmap(lambda x: lw.vjp(torch.sin, x)[1](x))(x),
+        RuntimeError,
+        """
+vjp: called inside a function that torch.func transforms. Its tensors belong to another engine, and the two cannot be nested in this order
+Write instead:
+  from lanewise import vmap, grad, jvp  # for the outer transform too
+""",
+    ),
     "cotangents of another structure": (
         lambda: lw.vjp(lambda x: (x, x), x)[1](x),
         RuntimeError,
