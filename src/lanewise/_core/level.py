@@ -173,6 +173,9 @@ class Level:
         if error is not None and (meaning := explained(error, self)) is not None:
             raise meaning from error
 
+    def forget_gathered(self) -> None:
+        """Gather anew from here on, as a function will that is run again: on levels that keep what they gathered."""
+
     def below(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call `run(*args)` in the plane below: its dispatch state, its grad mode, its level for factories."""
         now = is_grad_enabled()
