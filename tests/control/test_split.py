@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
 from lanewise._core.lanes import machine
@@ -404,6 +405,18 @@ def test_custom_functions(function):
     assert_same(got, want)
 
 
+def test_the_very_object_from_every_branch():
+    shared = torch.ones(2)
+
+    def f(x):
+        if x[0] > 0:
+            return shared, x.sum()
+        return shared, x.prod()
+
+    got, _ = vmap(f, out_dims=(None, 0))(XS)
+    assert got.equal(shared)
+
+
 class Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, w):
@@ -441,6 +454,27 @@ def test_hooks_in_branches():
     (want,) = torch.autograd.grad(loop(f, xs.unbind()).sum(), xs)
     assert_same(got, want)
     assert_same(vmap(grad(f))(XS), want)
+
+
+def test_a_checkpoint_that_branches_when_it_is_run_again():
+    def f(x):
+        return checkpoint(lambda x: x.sin() if x[1] > 0 else x.exp(), x, use_reentrant=False).sum()
+
+    out = vmap(f)(XS.clone().requires_grad_())
+    with pytest.raises(LaneValueError, match="data-dependent control flow"):
+        out.sum().backward()
+
+
+def test_checkpoints_in_branches():
+    def f(x):
+        if x[0] > 0:
+            return checkpoint(torch.sin, x, use_reentrant=False).sum()
+        return checkpoint(lambda x: x.exp() * x, x, use_reentrant=False).prod()
+
+    xs = XS.clone().requires_grad_()
+    (got,) = torch.autograd.grad(vmap(f)(xs).sum(), xs)
+    (want,) = torch.autograd.grad(loop(f, xs.unbind()).sum(), xs)
+    assert_same(got, want)
 
 
 def test_a_hook_that_branches_after_the_vmap():
@@ -523,6 +557,18 @@ def test_draws_decide_as_often_as_they_should():
         return u[u > 0.5].sum() + torch.rand(())
 
     assert abs(vmap(of_a_mask, randomness="different")(torch.zeros(4000)).mean() - 1.625) < 0.06
+
+
+@pytest.mark.parametrize("lanes", [2, 4000])
+def test_draws_from_a_generator_of_the_user_s(lanes):
+    generator = torch.Generator().manual_seed(0)
+
+    def f(x):
+        return torch.ones(()) if torch.rand((), generator=generator) > 0.7 else torch.zeros(())
+
+    rounds = 8000 // lanes
+    means = [vmap(f, randomness="different")(torch.zeros(lanes)).mean() for _ in range(rounds)]
+    assert abs(torch.stack(means).mean() - 0.3) < 0.03
 
 
 def test_draws_after_a_branch_are_each_lane_s_own():

@@ -13,11 +13,12 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
 from lanewise._core.level import on_plane
+from lanewise._core.random import reseat_generators
 from lanewise._core.trees import flatten, unflatten
 from lanewise._transforms.chunks import Generators
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
-# After so many runs with fewer than two lanes done in each, the rest run one by one.
+# After so many runs with fewer than two lanes done in each, the rest run one by one; so do lanes known to differ all.
 _MANY = 8
 
 
@@ -47,6 +48,7 @@ def boundary(
     one_by_one = False
     run: Callable[[], Any] = thunk
     before = shared_gradients(level)
+    drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
     try:
         while True:
@@ -61,21 +63,28 @@ def boundary(
             waiting = waiting[1:] if run is not thunk else _without(base, waiting, done)  # type: ignore[index]
             if not waiting.shape[0]:
                 break
-            if not one_by_one and len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces):
-                _warn_one_by_one(base)
-                one_by_one = True
-                if alone and generators is None and level.outer is None:
-                    run = _alone(level, thunk)
             rows = waiting[:1] if one_by_one else here.alike(waiting)
+            if not one_by_one:
+                # Where the largest group is of one lane, so are all others.
+                few = len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces)
+                one_by_one = few or rows.shape[0] == 1
+                if one_by_one:
+                    rows = waiting[:1]
+                    if len(pieces) + waiting.shape[0] > _MANY:
+                        _warn_one_by_one(base)
+                    if alone and generators is None and level.outer is None:
+                        run = _alone(level, thunk)
             journal.undo(level, rows)
             if generators is not None:
                 generators.reseat()
+                reseat_generators(level)
             level.lanes = child(base, rows)
     finally:
         machine.boundaries.pop()
         machine.level = around
         level.lanes = base
         level.journal = outer_journal
+        level.drawn = {**(level.drawn or {}), **(drawn or {})} or None
         if outer_journal is not None:
             journal.pass_on(outer_journal)
     target = merge_target(base, pieces)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.numbers import LaneNumber
-from lanewise._core.joins import component, merge_tensors, rows_of
+from lanewise._core.joins import component, merge_tensors, on_home, rows_of
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable
 from lanewise._core.level import on_plane
@@ -98,6 +98,8 @@ def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any
         for part, values in zip(parts, level.below(same_dtype, [part.values for part in parts])):
             part.values = values
         return put_in_order(level, parts, target.order)
+    if isinstance(first, Tensor) and all(part is first for part in parts) and on_home(level, first):
+        return first
     if any(isinstance(part, Tensor) for part in parts):
         if not all(isinstance(part, (Tensor, *_NUMBERS)) for part in parts):
             raise Unmergeable("types " + " and ".join(sorted({type(part).__name__ for part in parts})))

@@ -17,6 +17,7 @@ from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import recorded
+from lanewise._core.random import reseat_generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.chunks import Generators
@@ -72,6 +73,7 @@ def run_apart(
                 _as_written.add(code)
             if generators is not None:
                 generators.reseat()
+                reseat_generators(level)
 
 
 def _run(level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Components], spec: Spec) -> Any:

@@ -26,7 +26,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
-from lanewise._core.random import is_random
+from lanewise._core.random import is_random, note_generator
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
     OpOverload,
@@ -103,11 +103,12 @@ class BatchLevel(Level):
 
     Attributes:
         journal: What would have to be undone if the function were run again (journal.py), None where it never is.
+        drawn: Generators of the user's that were drawn from, with their states before, by id; None for none.
         restartable: Whether its function can be run again, with lanes that part.
         all_lanes: The set of its lanes, once somebody asks for it.
     """
 
-    __slots__ = ("size", "randomness", "total", "start", "journal", "restartable", "all_lanes")
+    __slots__ = ("size", "randomness", "total", "start", "journal", "drawn", "restartable", "all_lanes")
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -116,6 +117,7 @@ class BatchLevel(Level):
         self.total = size if total is None else total
         self.start = start
         self.journal: Any = None
+        self.drawn: Any = None
         self.restartable = False
         self.all_lanes: Any = None
 
@@ -240,6 +242,8 @@ class BatchLevel(Level):
     def _run(self, rule: Rule, func: Any, args: tuple, kwargs: dict, direct: bool) -> Any:
         if rule.same_plane:
             return self._compose(rule, func, args, kwargs)
+        if kwargs and kwargs.get("generator") is not None:
+            note_generator(self, kwargs["generator"])
         if rule.mutates:
             if self.journal is not None:
                 self._keep_written(func, args, kwargs)

@@ -288,7 +288,7 @@ def rows_of(level: BatchLevel, value: BatchTensor) -> Tensor:
 
 def can_settle(level: Any) -> bool:
     """Whether lanes of the level may take paths of their own."""
-    if machine.together:
+    if machine.together or not level.alive:
         return False
     return isinstance(level, LaneLevel) or (isinstance(level, BatchLevel) and level.restartable)
 

@@ -204,6 +204,10 @@ class LaneLevel(BatchLevel):
         tensor.gathered = (lanes, version, out, grads)
         return out
 
+    def forget_gathered(self) -> None:
+        # The count of writes is part of what gathered values are kept by.
+        self.writes += 1
+
     @contextmanager
     def lanes_of_all(self, values: list) -> Iterator[None]:
         """Inside a backward pass, the lanes run that all values have."""

@@ -29,6 +29,20 @@ def check_random(level: Any, op: Any) -> None:
         )
 
 
+def note_generator(level: Any, generator: torch.Generator) -> None:
+    """Before a draw from a generator of the user's: its state, to go back to if the draw has to be made again."""
+    if level.drawn is None:
+        level.drawn = {}
+    if id(generator) not in level.drawn:
+        level.drawn[id(generator)] = generator, generator.get_state()
+
+
+def reseat_generators(level: Any) -> None:
+    """Put the states back of all such generators."""
+    for generator, state in (level.drawn or {}).values():
+        generator.set_state(state)
+
+
 def unbatched_write(op: Any, name: str) -> RandomnessError:
     """The error for different numbers in each lane, written into a tensor that has no lanes."""
     return RandomnessError(

@@ -53,6 +53,9 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
     and what it gives back is of the levels that the saved tensor was of.
     """
     level = current_level()
+    lanes = None if level is None else level.lanes
+    if lanes is not None:
+        level.forget_gathered()  # type: ignore[union-attr]
 
     def pack_on_plane(tensor: Tensor) -> Any:
         before, packing.now = packing.now, True
@@ -74,7 +77,13 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
                 with on_plane(None):
                     return _reseated(unpack(held), levels)
             with on_plane(level), IncludeDispatchKeyGuard(FACTORY_KEY), IncludeDispatchKeyGuard(OUTSIDE_KEY):
-                return _reseated(unpack(held), levels)
+                running, level.lanes = level.lanes, lanes
+                level.forget_gathered()
+                try:
+                    return _reseated(unpack(held), levels)
+                finally:
+                    level.lanes = running
+                    level.forget_gathered()
         finally:
             packing.now = before
 

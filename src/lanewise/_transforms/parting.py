@@ -11,6 +11,7 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Disagreement, arrived
 from lanewise._core.level import current_level
+from lanewise._core.random import reseat_generators
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
 parted: set[Any] = set()
@@ -65,4 +66,5 @@ def start_again(level: BatchLevel, code: Any, error: BaseException) -> None:
         raise error
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
+    reseat_generators(level)
     parted.add(code)
