@@ -52,13 +52,16 @@ class DualLevel(Level):
 
     Attributes:
         preserve: Called with each primal that is about to be overwritten; None if nobody asks.
+        alone: Whether plain primals stay plain: there is no plane below that results would belong to.
     """
 
-    __slots__ = ("preserve",)
+    __slots__ = ("preserve", "alone")
 
     def __init__(self, preserve: Callable[[Tensor], None] | None = None) -> None:
         super().__init__()
         self.preserve = preserve
+        around = self.parent
+        self.alone = around is None or (around.directions and around.parent is None)
 
     def __repr__(self) -> str:
         return f"jvp level {self.order}"
@@ -124,8 +127,7 @@ class DualLevel(Level):
         if rule is None:
             rule = find_jvp_rule(func)
         active = False
-        # Where there is a plane below, results belong to it.
-        direct = not rule.guarded and self.parent is None
+        direct = not rule.guarded and self.alone
         for operand in operands:
             if type(operand) is DualTensor and operand.level is self:
                 tangent = operand.tangent

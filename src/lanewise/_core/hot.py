@@ -13,7 +13,7 @@ from torch.library import Library, register_torch_dispatch
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
-from lanewise._core.level import standing_level
+from lanewise._core.level import makes_tensors, standing_level
 from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule
@@ -226,6 +226,28 @@ def operands_path(rule: Rule) -> Callable:
     return run
 
 
+def _same_in_all(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operation whose operands are all the same in all lanes: once, on the plane below."""
+    level = None
+    values = []
+    for arg in args:
+        kind = type(arg)
+        if kind is BatchTensor:
+            level = arg.level if level is None else level
+            if arg.mapped or arg.origin is not None or arg.level is not level or arg.home is not level.lanes:
+                return NotImplemented
+            arg = arg.value
+        elif isinstance(arg, Tensor) and kind is not Tensor:
+            return NotImplemented
+        elif kind is list and any(isinstance(item, Tensor) for item in arg):
+            return NotImplemented
+        values.append(arg)
+    if level is None or any(isinstance(arg, Tensor) for arg in kwargs.values()):
+        return NotImplemented
+    out = level.below(func, *values) if not kwargs else level.below(lambda: func(*values, **kwargs))
+    return level.adopt(out) if isinstance(out, Tensor) else map_tensors(level.adopt, out)
+
+
 def _gathered(args: tuple) -> list | None:
     """Operands for the lanes that run, where some have others. (What a path cannot be sure of, it declines again.)"""
     here: list | None = None
@@ -253,6 +275,7 @@ def route(op: OpOverload, path: Callable) -> None:
     """
     HOT[op] = path
     gathers = not (op.is_view or op._schema.is_mutable or is_random(op))
+    computes = gathers and makes_tensors(op)
 
     def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         try:
@@ -263,6 +286,8 @@ def route(op: OpOverload, path: Callable) -> None:
                 include_key(OUTSIDE_KEY, False)
                 try:
                     out = path(args, kwargs)
+                    if out is NotImplemented and computes:
+                        out = _same_in_all(func, args, kwargs)
                     if out is NotImplemented and gathers and (here := _gathered(args)) is not None:
                         out = path(here, kwargs)
                 finally:

@@ -100,6 +100,8 @@ class Level:
         alive: False once the transform has ended.
         lanes: None; on a batch plane whose lanes have parted, the set that runs; ENDED once the transform has ended.
             The hot paths serve the tensors whose home it is.
+        directions: Whether its lanes are directions to differentiate along. What is computed without tangents then
+            never has lanes; on the lowest plane it may stay outside.
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
     """
@@ -114,6 +116,7 @@ class Level:
         "parent",
         "alive",
         "lanes",
+        "directions",
         "modes",
         "closing",
         "_before",
@@ -138,6 +141,7 @@ class Level:
             self.include = self.include - INSIDE_KEY_SET
         self.alive = True
         self.lanes: Any = None
+        self.directions = False
         self.closing: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
@@ -224,6 +228,8 @@ def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
     if level is None or not makes_tensors(op):
         with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
             return op(*args, **kwargs)
+    if level.directions and level.parent is None:
+        return level.below(functools.partial(op, *args, **kwargs))
     out = level.factory(op, args, kwargs)
     return _once(level, out) if type(out) in (list, tuple) or level.owns(getattr(out, "value", None)) else out
 

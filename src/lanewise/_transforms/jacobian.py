@@ -267,7 +267,9 @@ def jacfwd(
                 out = jvp(of_leaves, tuple(leaves), tuple(row[0] for row in directions), has_aux=has_aux)
                 pushed, spec = flatten(out[1])
                 return [t[None] for t in pushed], (out[2] if has_aux else None), spec
-            with BatchLevel(length, randomness, basis.total, start) as level:
+            level = BatchLevel(length, randomness, basis.total, start)
+            level.directions = randomness != "different"
+            with level:
                 tangents = tuple([level.wrap(row) for row in directions])
                 out = jvp(of_leaves, tuple(leaves), tangents, has_aux=has_aux)
                 pushed, spec = flatten(out[1])
