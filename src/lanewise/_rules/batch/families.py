@@ -175,18 +175,24 @@ def _along_dims(op: OpOverload) -> Any:
     positions = [i for i, arg in enumerate(schema.arguments) if arg.name in _DIM_NAMES]
     call = fast_binding(op)
     needed = positions[-1] if positions else 0
-    plain = bool(positions) and not any("Tensor" in str(arg.type) for arg in schema.arguments[1:])
+    kinds = [str(arg.type) for arg in schema.arguments]
+    tensors = [i for i, kind in enumerate(kinds) if kind == "Tensor"]
+    plain = bool(positions) and all(kind == "Tensor" or "Tensor" not in kind for kind in kinds)
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
-        x = args[0]
-        if not kwargs and len(args) > needed and type(x) is BatchTensor and x.value.dim() > 1 and plain:
-            given = list(args)
-            given[0] = x.value
-            span = x.value.dim() if adds_dim else x.value.dim() - 1
-            for position in positions:
-                given[position] = shift_dims(given[position], span)
-            return call(*given)
-        return general(level, args, kwargs)
+        if kwargs or len(args) <= needed or not plain:
+            return general(level, args, kwargs)
+        given = list(args)
+        rank = 0
+        for place in tensors:
+            x = args[place]
+            if not level.mapped(x) or x.value.dim() < 2 or rank not in (0, x.value.dim()):
+                return general(level, args, kwargs)
+            given[place] = x.value
+            rank = x.value.dim()
+        for position in positions:
+            given[position] = shift_dims(given[position], rank if adds_dim else rank - 1)
+        return call(*given)
 
     def general(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
         bound, kwargs = bind(op, args, kwargs)

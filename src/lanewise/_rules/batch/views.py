@@ -3,6 +3,7 @@
 import torch
 
 from lanewise._core.batch import BatchLevel, refit_in_place
+from lanewise._core.hot import route
 from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims, too_few_dims
 from lanewise.errors import TransformError, at_user_line
@@ -105,6 +106,17 @@ def detach(level, x):
     """Cuts this plane only where autograd itself asks, for tensors it saves; the user's `torch.detach` cuts all."""
     value = level.below(torch.detach, x.value) if cuts_all_planes() else x.value
     return level.wrap(value) if x.mapped else level.adopt(value, (x, aten.detach.default, (), {}, None))
+
+
+def _detach_lanes(args, kwargs):
+    """The same for lanes, which autograd asks for at every result that it saves."""
+    x = args[0]
+    if not x.mapped or x.home is not x.level.lanes:
+        return NotImplemented
+    return x.level.wrap(x.level.below(torch.detach, x.value) if cuts_all_planes() else x.value)
+
+
+route(aten.detach.default, _detach_lanes)
 
 
 @lane_rule(aten._make_dual.default, aten._fw_primal.default)
