@@ -40,6 +40,9 @@ PRODUCTS = {
     "addmm of two that have no lanes": lambda s, x: torch.addmm(x[:2, None], s, torch.ones(3, 1, dtype=D)),
     "sparse.addmm": lambda s, x: torch.sparse.addmm(x[:2, None], s, x[:, None]),
     "added to dense": lambda s, x: x[:2].outer(x) + s.to_dense(),
+    "coalesced": lambda s, x: (s.coalesce() if s.layout is torch.sparse_coo else s) @ x,
+    "summed": lambda s, x: torch.sparse.sum(s.to_sparse_coo().coalesce(), 0).to_dense() * x,
+    "softmax": lambda s, x: torch.sparse.softmax(s.to_sparse_coo().coalesce(), 1) @ x,
     "its values": lambda s, x: s.values().sum() * x,
 }
 

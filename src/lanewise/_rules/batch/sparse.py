@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.factories import route, unrouted
 from lanewise._core.layouts import LAYOUT_RULES
 from lanewise._rules.batch.families import refuse
 from lanewise._rules.batch.matmul import added, scaled
@@ -78,3 +79,20 @@ refuse(
     "vmap: nested tensors cannot have lanes",
     "torch.nn.utils.rnn.pad_sequence(parts)  # and a mask of what is there",
 )
+
+
+# --- kernels on captured sparse tensors alone ------------------------------------------------------------------------
+
+
+def _alone(op: OpOverload) -> Callable[..., Any]:
+    """The kernel makes tensors of its own, and works on their memory: none is to be a plane's."""
+    return lambda *args: unrouted(op, *args)
+
+
+for _op in (
+    aten._coalesce.default,
+    aten._sparse_log_softmax.default,
+    aten._sparse_softmax.default,
+    aten._sparse_sum.dim,
+):
+    route(_op, _alone(_op))
