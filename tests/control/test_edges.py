@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lanewise import vmap
+from lanewise._control.split import _as_written as as_written
 from tests.control.edge_programs import PROGRAMS
 
 XS = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
@@ -28,3 +29,32 @@ def test_as_the_loop(program):
             assert got is want
         else:
             torch.testing.assert_close(got, want)
+
+
+def test_what_a_branch_has_made_it_may_change():
+    def helper(x):
+        named = {}
+        for i in range(3):
+            named[i] = x[i] * 2
+        values = [value for value in named.values()]  # noqa: C416
+        values.append(x[0])
+        values += [x[1]]
+        return sum(values)
+
+    class Total:
+        def __init__(self):
+            self.value = 0
+
+        def add(self, value):
+            self.value = self.value + value
+            return self
+
+    def f(x):
+        if x[0] > 0:
+            return helper(x)
+        total = Total().add(x[0])
+        total.value += x[1]
+        return total.value
+
+    torch.testing.assert_close(vmap(f)(XS), torch.stack([f(x) for x in XS]))
+    assert f.__code__ not in as_written

@@ -12,6 +12,7 @@ from lanewise._control.boundary import boundary
 from lanewise._control.compiling import converted_code, instantiate
 from lanewise._control.merging import join
 from lanewise._control.numbers import LaneNumber, one_number
+from lanewise._control.scopes import MUTATING
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.lanes import Lanes, Restart, Target, machine
@@ -23,11 +24,6 @@ LIBRARIES = frozenset({"torch", "numpy", "lanewise", "tqdm", "typing_extensions"
     "this",
     "antigravity",
 }
-_MUTATING = frozenset(
-    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
-    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
-    "writelines".split()
-)
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
 
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.
@@ -71,8 +67,15 @@ def callee(func: Any) -> Any:
     if kind is types.MethodType:
         return _method(func)
     if isinstance(func, type):
-        return replaced.get(func, func)
+        stand_in = replaced.get(func)
+        if stand_in is not None:
+            return stand_in
+        return functools.partial(_instance, func) if narrowed() else func
     return _object(func)
+
+
+def _instance(kind: type, *args: Any, **kwargs: Any) -> Any:
+    return made(kind(*args, **kwargs))
 
 
 def _builtin(func: Any) -> Any:
@@ -85,7 +88,7 @@ def _builtin(func: Any) -> Any:
             stand_in = functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
         _known[func] = stand_in
         return stand_in
-    if func.__name__ in _MUTATING:
+    if func.__name__ in MUTATING:
         changes(owner)
         if isinstance(owner, (dict, set)):
             return functools.partial(_with_key, func)

@@ -20,6 +20,7 @@ class Expressions(ast.NodeTransformer):
         known: Names that surely do not, here.
         thunks: Number of operands around, which not all lanes evaluate.
         count: Number of names that were made up.
+        changing: Whether the function may change a list, a dict or an attribute.
     """
 
     def __init__(self, node: Function) -> None:
@@ -28,6 +29,7 @@ class Expressions(ast.NodeTransformer):
         self.known = set(argument_names(node))
         self.thunks = 0
         self.count = 0
+        self.changing = False
 
     def new(self) -> str:
         self.count += 1
@@ -178,15 +180,23 @@ class Expressions(ast.NodeTransformer):
         """An expression whose value is to be a key of a dict or an entry of a set, once visited."""
         return node if isinstance(node, ast.Constant) else ast.copy_location(call(runtime("key"), node), node)
 
+    def made(self, node: ast.expr) -> ast.expr:
+        """A list, set or dict, which the lanes that make it may change."""
+        return ast.copy_location(call(runtime("made"), node), node) if self.changing else node
+
+    def visit_List(self, node: ast.List) -> ast.expr:
+        self.generic_visit(node)
+        return self.made(node) if isinstance(node.ctx, ast.Load) else node
+
     def visit_Dict(self, node: ast.Dict) -> ast.expr:
         self.generic_visit(node)
         node.keys = [None if key is None else self.key(key) for key in node.keys]
-        return node
+        return self.made(node)
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
         self.generic_visit(node)
         node.elts = [part if isinstance(part, ast.Starred) else self.key(part) for part in node.elts]
-        return node
+        return self.made(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         node.value = self.visit(node.value)
@@ -206,7 +216,7 @@ class Expressions(ast.NodeTransformer):
         elif isinstance(node, ast.SetComp):
             node.elt = self.key(node.elt)
         self.known = known | (self.known - inner if not self.thunks else set())
-        return node
+        return node if isinstance(node, ast.GeneratorExp) else self.made(node)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
 

@@ -9,6 +9,12 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 JUMPS = (ast.Return, ast.Break, ast.Continue)
 PREFIX = "_lw"
+# Methods that change what they are called on.
+MUTATING = frozenset(
+    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
+    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
+    "writelines".split()
+)
 
 
 def inside(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -96,3 +102,14 @@ def settled(body: list[ast.stmt], known: set[str]) -> set[str]:
         else:
             known |= set(stores([statement]))
     return known
+
+
+def changes_objects(body: list[ast.stmt]) -> bool:
+    """Whether statements may change a list, a dict or an attribute."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+                return True
+            if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Attribute) and node.attr in MUTATING):
+                return True
+    return False

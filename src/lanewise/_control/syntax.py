@@ -33,7 +33,17 @@ from lanewise._control.builders import (
     when,
 )
 from lanewise._control.expressions import Expressions
-from lanewise._control.scopes import FORKS, SCOPES, declared, inside, jumps_out, nested_return, settled, stores
+from lanewise._control.scopes import (
+    FORKS,
+    SCOPES,
+    changes_objects,
+    declared,
+    inside,
+    jumps_out,
+    nested_return,
+    settled,
+    stores,
+)
 from lanewise._control.source import Function, Unsupported
 
 _FRAME = "_lw_f"
@@ -68,6 +78,7 @@ class _Rewriter(Expressions):
         body: list[ast.stmt] = [ast.Return(node.body)] if isinstance(node, ast.Lambda) else node.body
         self.body = body
         self.outer = declared(body)
+        self.changing = changes_objects(body)
         self.simple = not nested_return(body)
         self.forks = any(isinstance(part, FORKS) for part in inside(body))
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]
