@@ -168,6 +168,14 @@ def logaddexp2(x, y):
     return log_of_sum(x, y, math.log(2))
 
 
+def power(x, e):
+    """x, e [*S] -> [*S]; torch's gradient of x where e is 0 is a constant 0, which says nothing of e nearby"""
+    if not recorded(e) or x.is_complex() or e.is_complex():
+        return torch.pow(x, e)
+    level = (e == 0) & (x > 0)
+    return torch.where(level, (e * torch.where(level, x, 1).log()).exp(), torch.pow(x, e))
+
+
 def segment_reduce(x, reduce, *, axis=0, initial=None, **segments):
     """x [*N, L, *S] -> [*N, segments, *S]; of all reductions only the product's slope is not constant"""
     if reduce == "prod":
@@ -180,6 +188,7 @@ _without_second_derivative(_kernels, "_ctc_loss", ctc_loss)
 _without_second_derivative(_kernels, "_ctc_loss.Tensor", ctc_loss)
 _without_second_derivative(_kernels, "logaddexp", logaddexp)
 _without_second_derivative(_kernels, "logaddexp2", logaddexp2)
+_without_second_derivative(_kernels, "pow.Tensor_Tensor", power)
 _without_second_derivative(_kernels, "segment_reduce", segment_reduce)
 _without_second_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
 _without_second_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)

@@ -146,7 +146,10 @@ def pow_tensors(level, x, e):
     y = base.pow(exponent)
     total = None
     if tx is not None:
-        total = fitted(tx * (exponent * base.pow(exponent - 1)).masked_fill(exponent == 0, 0), y, x, tx)
+        # Only where it is not 0 by itself: there the exponent has a derivative.
+        flat = (exponent == 0) & ((base == 0) | ~base.isfinite())
+        slope = exponent * base.pow((exponent - 1).masked_fill(flat, 0))
+        total = fitted(tx * slope.masked_fill(flat, 0), y, x, tx)
     if te is not None:
         flat = (base == 0) & (exponent.real >= 0 if exponent.is_complex() else exponent >= 0)
         part = fitted(te * (y * base.log()).masked_fill(flat, 0), y, e, te)

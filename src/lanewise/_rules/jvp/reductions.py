@@ -201,9 +201,9 @@ def logsumexp(level, x, dim, keepdim=False):
     out = torch.logsumexp(x.value, dim, keepdim)
     if not x.dim():
         return out, x.tangent.mul(1)
-    top = x.value.amax(_dims(dim, x.dim()), True)
+    top = x.value.amax(_dims(dim, x.dim()), True).detach()
     # Where all are the same infinity, they share.
-    weights = torch.where(x.value == top, 1, (x.value - top).exp())
+    weights = (x.value - top).masked_fill((x.value == top) & top.isinf(), 0).exp()
     return out, _sum(weights * x.tangent, dim, keepdim) / _sum(weights, dim, keepdim)
 
 
