@@ -311,7 +311,8 @@ class BatchLevel(Level):
         """A tensor made inside the function from no lane values: uniform until a lane value is written into it."""
         if is_random(op):
             return self._run(BATCH_RULES[op], op, args, kwargs, False)
-        return map_tensors(self.adopt, self.below(lambda: op(*args, **kwargs)))
+        out = self.below(op, *args) if not kwargs else self.below(lambda: op(*args, **kwargs))
+        return self.adopt(out) if isinstance(out, Tensor) else map_tensors(self.adopt, out)
 
 
 def _copy_for_lanes(value: Tensor, size: int) -> Tensor:
@@ -337,7 +338,7 @@ def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
             f"because there exists a Tensor `other` in extra_args that has more elements than `self`: a value that "
             f"differs from lane to lane would be written into argument `{name}` {list(tensor.shape)}, "
             "which was made outside the mapped function and has no lanes",
-            "t = torch.zeros_like(t).copy_(t)  # inside the function; return it, and reduce over the lanes outside\n"
+            "t = t.clone()  # inside the function; return it, and reduce over the lanes outside\n"
             "or pass the tensor as a mapped argument: vmap(f, in_dims=0)(xs, ts)",
         )
     )
