@@ -109,22 +109,6 @@ def test_a_few_lanes_that_all_differ_run_on_plain_tensors():
 
 
 @alone
-def test_lanes_that_turn_out_to_differ_run_on_plain_tensors():
-    kinds = []
-
-    def f(x):
-        kinds.append(type(x))
-        total = x
-        for i in (next(iter([int(x > k)])) for k in range(12)):
-            total = total * 1.5 + i
-        return total
-
-    xs = torch.arange(12, dtype=D) + 0.5
-    torch.testing.assert_close(vmap(f)(xs), torch.stack([f(x) for x in xs]))
-    assert torch.Tensor in kinds[:-12]
-
-
-@alone
 def test_derivatives_one_by_one():
     xs = normal(30)
     want = torch.stack([torch.autograd.grad(own_way(x), x)[0] for x in xs.clone().requires_grad_().unbind()])
