@@ -70,7 +70,8 @@ def boundary(
                 one_by_one = few or rows.shape[0] == 1
                 if one_by_one:
                     rows = waiting[:1]
-                    if len(pieces) + waiting.shape[0] > _MANY:
+                    runs = len(pieces) + waiting.shape[0]
+                    if runs > _MANY and 2 * runs > base.size:
                         _warn_one_by_one(base)
                     if alone and generators is None and level.outer is None:
                         run = _alone(level, thunk)
