@@ -18,6 +18,7 @@ from lanewise._core.plane import (
     new_wrapper,
     replace_tensors,
     sync,
+    tensors_of,
     tracked,
     wrap_unlifted,
     written_arguments,
@@ -336,8 +337,12 @@ def _in_place(func: Any) -> Rule:
 
 
 def undisturbed(level: DualLevel, target: DualTensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The operands with a copy of the tensor that is about to be overwritten, where a plane below may still need it."""
-    if not (tracked(target.value) or (target.tangent is not None and tracked(target.tangent))):
+    """The operands with a copy of the tensor that is about to be overwritten, where a plane below may still need it.
+
+    It may for the derivative of another operand alone.
+    """
+    operands = tensors_of(args, kwargs)
+    if not any(tracked(part) for x in operands for part in (level.primal(x), level.tangent(x)) if part is not None):
         return args, kwargs
     copy = level.alias(target)
     copy.value = target.value.clone()
