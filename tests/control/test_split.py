@@ -532,6 +532,25 @@ def test_captured_outer_lanes(f):
     assert_same(vmap(vmap(inner))(pairs), torch.stack([loop(plain, xs) for xs in pairs]))
 
 
+def test_writes_to_captured_outer_values_in_branches():
+    """Once for each outer lane, as any write of what has no inner lanes; and for those outer lanes only."""
+    xs = torch.tensor([[1.0, 2.0], [-1.0, 3.0], [2.0, -1.0], [-3.0, 1.0]], dtype=D)
+
+    def f(x, each):
+        z = x * 1
+
+        def h(k):
+            if x[0] * k > 0.4 and k < 1:
+                z.add_(1)
+            return k * x.sum()
+
+        return z, each(h)
+
+    got = vmap(lambda x: f(x, lambda h: vmap(h)(KS)))(xs)
+    want = stacked([f(x, lambda h: torch.stack([h(k) for k in KS])) for x in xs])
+    assert_same(got, want)
+
+
 # --- random numbers --------------------------------------------------------------------------------------------------
 
 

@@ -204,6 +204,11 @@ class LaneLevel(BatchLevel):
         tensor.gathered = (lanes, version, out, grads)
         return out
 
+    def check_write_outside(self, level: Level) -> None:
+        if self._lanes is not self.root and self.covers(level):
+            # Some pairs run: which lanes of the outer level are to be written is known where they part on their own.
+            raise Restart(self, structured=True, flat=False)
+
     def forget_gathered(self) -> None:
         # The count of writes is part of what gathered values are kept by.
         self.writes += 1

@@ -177,6 +177,9 @@ class Level:
         if error is not None and (meaning := explained(error, self)) is not None:
             raise meaning from error
 
+    def check_write_outside(self, level: "Level") -> None:
+        """Before a write to a tensor of a level around this one."""
+
     def forget_gathered(self) -> None:
         """Gather anew from here on, as a function will that is run again: on levels that keep what they gathered."""
 

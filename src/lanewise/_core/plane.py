@@ -61,8 +61,11 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     assert level is not None, func
     inside = tls_is_included(OUTSIDE_KEY)
     here = current_level() if inside else None
-    if here is not None and level.order < here.order and makes_tensors(func):
-        return here.factory(func, args, kwargs)
+    if here is not None and level.order < here.order:
+        if makes_tensors(func):
+            return here.factory(func, args, kwargs)
+        if func._schema.is_mutable:
+            here.check_write_outside(level)
     if not level.alive and (here is None or here.alive):
         lost = _kept_lanes(operands)
         if lost is None and makes_tensors(func):
