@@ -231,11 +231,14 @@ def lstsq(level, a, b, rcond=None, *, driver=None):
     solution, *others = out
     if vectors:
         solution = solution.squeeze(-1)
-    # Parts that a driver does not compute come back with no elements and no batch dims.
+    # Parts that a driver does not compute come back with no elements and no batch dims, which looks like no lanes.
     batch = a.dim() - 2
     return (
         solution,
-        *[t if t.dim() > batch and t.shape[0] == level.size else t.new_empty(level.size, 0) for t in others],
+        *[
+            t if t.dim() > batch and t.shape[0] == level.size and (level.size or k == 1) else t.new_empty(level.size, 0)
+            for k, t in enumerate(others)
+        ],
     )
 
 

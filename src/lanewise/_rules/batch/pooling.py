@@ -131,7 +131,11 @@ def _moving(op):
             raise too_few_dims(op, x, 3)
         if level.size == 0:
             return no_lanes(op(lane_of_zeros(level, x), *args))
-        return op(x.value, *args)
+        value = x.value
+        if value.dim() == 5:
+            # Whose layout may look to the kernel like one of volumes, which it refuses.
+            return op(value.flatten(0, 1), *args).unflatten(0, value.shape[:2])
+        return op(value, *args)
 
 
 _moving(aten.pixel_shuffle.default)
