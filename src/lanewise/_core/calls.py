@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.dual import DualLevel
+from lanewise._core.formulas import Formula, as_function
 from lanewise._core.lanes import lanes_together
 from lanewise._core.level import on_plane, record_as_outside
-from lanewise._core.plane import Plane, tracked
+from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
@@ -238,10 +240,14 @@ class UserCall(Call):
                 return formula(kept, given)
         except LaneValueError:
             level = highest_level((*kept, *given))
-            if not isinstance(level, BatchLevel) or level.size == 0:
+            if not isinstance(level, (BatchLevel, DualLevel)) or (isinstance(level, BatchLevel) and level.size == 0):
                 raise
         _say_slow(self.cls)
+        if isinstance(level, DualLevel):
+            return as_function(formula, kept, given)  # takes primals and tangents apart
         with level.lanes_of_all([*kept, *given]):
+            if is_grad_enabled() and any(level.owns(value) and recorded(value) for value in (*kept, *given)):
+                return as_function(formula, kept, given)
             rows = [
                 level.below(self._or_per_lane, formula, list(at_lane(level, kept, b)), at_lane(level, given, b))
                 for b in range(level.size)
@@ -495,7 +501,7 @@ _slow: set = set()
 
 
 def _say_slow(cls: Any) -> None:
-    if cls in _slow:
+    if cls in _slow or cls is Formula:
         return
     _slow.add(cls)
     warn_at_user_line(

@@ -1,0 +1,66 @@
+"""A user's formula for derivatives as a custom Function: what is to be differentiated again, where it runs per lane."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from lanewise._core.level import pin_grad_mode
+from lanewise._core.plane import Plane, recorded
+from lanewise._torch_compat import is_grad_enabled
+
+
+def as_function(formula: Callable[[list, tuple], tuple], kept: list, given: tuple) -> tuple:
+    """What a formula gives, to be differentiated again by autograd."""
+    count = len(kept)
+    return Formula.apply(lambda *values: formula(list(values[:count]), values[count:]), *kept, *given)
+
+
+class Formula(Function):
+    """A formula of tensors (or None) that gives tensors (or None); its derivative is autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, formula: Callable[..., tuple], *values: Tensor | None) -> tuple:
+        ctx.formula = formula
+        ctx.save_for_backward(*values)
+        ctx.set_materialize_grads(False)
+        return formula(*values)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:
+        return None, *_pulled(ctx.formula, ctx.saved_tensors, cotangents)
+
+
+def _pulled(formula: Callable[..., tuple], values: tuple, cotangents: tuple) -> list[Tensor | None]:
+    """The values' cotangents from those of what the formula makes of them."""
+    outer = is_grad_enabled()
+    levels = [each.level for each in (*values, *cotangents) if isinstance(each, Plane)]
+    highest = max(levels, key=lambda level: level.order) if levels else None
+    kept = outer and any(each is not None and recorded(each) for each in (*values, *cotangents))
+    with torch.enable_grad():
+        aliases = [_alias(highest, value) for value in values]
+        live = [
+            (out, cotangent)
+            for out, cotangent in zip(formula(*aliases), cotangents, strict=True)
+            if cotangent is not None and isinstance(out, Tensor) and recorded(out)
+        ]
+        inputs = [alias for alias in aliases if alias is not None and recorded(alias)]
+        found: Any = [None] * len(inputs)
+        if live:
+            roots, given = zip(*live)
+            with pin_grad_mode(outer):
+                found = torch.autograd.grad(roots, inputs, given, create_graph=kept, allow_unused=True)
+    grads = {id(alias): grad for alias, grad in zip(inputs, found, strict=True)}
+    return [grads.get(id(alias)) for alias in aliases]
+
+
+def _alias(highest: Any, value: Tensor | None) -> Tensor | None:
+    """A value, differentiated on the highest plane alone: the planes below keep their history of it."""
+    if value is None:
+        return None
+    alias = value.view_as(value) if highest is None or highest.owns(value) else highest.adopt(value)
+    if recorded(alias) or not (value.is_floating_point() or value.is_complex()):
+        return alias
+    return alias.requires_grad_()
