@@ -15,13 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel
 from lanewise._core.level import current_level
 from lanewise._core.plane import recorded
-from lanewise._rules.jvp.losses import ctc_written_out, log_of_sum, whole_cross_entropy, whole_cross_entropy_of_each
-from lanewise._rules.jvp.reductions import products_of_segments
+from lanewise._rules.jvp.losses import (
+    ctc_written_out,
+    log_of_sum,
+    multi_margin_loss,
+    whole_cross_entropy,
+    whole_cross_entropy_of_each,
+    whole_multilabel_margin_loss,
+)
+from lanewise._rules.jvp.reductions import products_of_segments, scan, sums_of_segments
 from lanewise._torch_compat import (
     ORDER_KEY,
     ORDER_KEY_NAME,
@@ -75,12 +83,12 @@ def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     return register
 
 
-def _without_second_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
-    """Register what stands for an operation where its gradient is differentiated by another transform."""
+def _without_derivative(library: torch.library.Library, name: str, compose: Callable, order: int = 2) -> None:
+    """Register what stands for an operation where its gradient is differentiated by another transform, or by two."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
-            if _differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
+            if _differentiations() >= order and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
                 return compose(*args, **kwargs)
             namespace, _, overload = name.partition(".")
             return getattr(getattr(getattr(torch.ops, library.ns), namespace), overload or "default")(*args, **kwargs)
@@ -168,27 +176,108 @@ def logaddexp2(x, y):
     return log_of_sum(x, y, math.log(2))
 
 
+def logcumsumexp(x, dim):
+    """x [*S] -> [*S]; torch's gradient takes the logarithms of gradients, which may be 0"""
+    return torch.logcumsumexp(x, dim) if x.is_complex() else scan(log_of_sum, x, dim)
+
+
 def power(x, e):
-    """x, e [*S] -> [*S]; torch's gradient of x where e is 0 is a constant 0, which says nothing of e nearby"""
-    if not recorded(e) or x.is_complex() or e.is_complex():
+    """x, e [*S] -> [*S]; torch's gradient of x where e is 0 is a constant 0, which says nothing of e nearby
+
+    Where x is 0 too, its derivative is 0 times infinity.
+    """
+    if x.is_complex() or e.is_complex():
         return torch.pow(x, e)
+    if not recorded(e):
+        return torch.pow(torch.where((x == 0) & (e == 0), 1, x), e)
     level = (e == 0) & (x > 0)
     return torch.where(level, (e * torch.where(level, x, 1).log()).exp(), torch.pow(x, e))
+
+
+def hardsigmoid(x):
+    """x [*S] -> [*S]"""
+    return F.hardtanh(x + 3, 0, 6) / 6
 
 
 def segment_reduce(x, reduce, *, axis=0, initial=None, **segments):
     """x [*N, L, *S] -> [*N, segments, *S]; of all reductions only the product's slope is not constant"""
     if reduce == "prod":
         return products_of_segments(x, axis, initial, **segments)
-    return torch.segment_reduce(x, reduce, axis=axis, initial=initial, **segments)
+    with torch.no_grad():
+        fixed = x.detach()
+        out = aten.segment_reduce(fixed, reduce, axis=axis, initial=initial, **segments)
+        kept = {key: value for key, value in segments.items() if key in ("lengths", "offsets")}
+        slope = aten._segment_reduce_backward(
+            torch.ones_like(out), out, fixed, reduce, axis=axis, initial=initial, **kept
+        )
+    # 0, but for its derivative.
+    moved = (x - fixed).nan_to_num(0) * slope
+    return out + sums_of_segments(moved, axis, **kept)
+
+
+def embedding_bag(weight, indices, offsets, by_count=False, mode=0, sparse=False, factors=None, last=False, padding=-1):
+    """weight [V, D], indices [N], offsets [B] -> [B, D], and what the kernel gives beside it"""
+    with torch.no_grad():
+        fixed = None if factors is None else factors.detach()
+        _, *rest = aten._embedding_bag(weight.detach(), indices, offsets, by_count, mode, sparse, fixed, last, padding)
+    if by_count or sparse:
+        return aten._embedding_bag(weight, indices, offsets, by_count, mode, sparse, factors, last, padding)
+    if mode == 2:
+        empty = (rest[1] == 0).unsqueeze(-1)
+        return weight.gather(0, rest[2].clamp_min(0).to(torch.int64)).masked_fill(empty, 0), *rest
+    starts = offsets[:-1] if last else offsets
+    bags = (
+        torch.searchsorted(starts.contiguous(), torch.arange(indices.shape[0], device=indices.device), right=True) - 1
+    )
+    counted = (indices != padding).to(weight.dtype)
+    scale = counted if factors is None else counted * factors
+    if mode == 1:
+        sizes = torch.zeros_like(starts, dtype=weight.dtype).index_add(0, bags, counted)
+        scale = scale / sizes.clamp_min(1)[bags]
+    rows = weight.index_select(0, indices) * scale.unsqueeze(-1)
+    return weight.new_zeros(starts.shape[0], weight.shape[1]).index_add(0, bags, rows), *rest
+
+
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    """query [*N, L, E], key [*N, S, E], value [*N, S, V] -> [*N, L, V]; what is dropped the kernel has to say"""
+    given, options = (query, key, value, attn_mask, dropout_p, is_causal), {"scale": scale, "enable_gqa": enable_gqa}
+    if dropout_p:
+        return F.scaled_dot_product_attention(*given, **options)
+    return aten._scaled_dot_product_attention_math(*given, **options)[0]
+
+
+def det(a):
+    """a [*N, n, n] -> [*N], the product of the diagonal of U; torch's needs singular values, also of orthogonal ones
+
+    A singular matrix is moved by a little, since the derivatives have a limit there.
+    """
+    with torch.no_grad():
+        fixed = a.detach()
+        out, lu, pivots = aten._linalg_det(fixed)
+        size = fixed.abs().amax((-2, -1)) if fixed.numel() else out.abs()
+        step = torch.where(out == 0, torch.where(size == 0, 1, size) * 1e-8, 0).to(a.dtype)
+        step = step[..., None, None] * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    p, _, upper = torch.linalg.lu(a + step)
+    product = upper.diagonal(0, -2, -1).prod(-1) * aten._linalg_det(p.detach())[0]
+    return out + (product - product.detach()), lu, pivots
 
 
 _nn_kernels = torch.library.Library("torch_nn", "IMPL")
-_without_second_derivative(_kernels, "_ctc_loss", ctc_loss)
-_without_second_derivative(_kernels, "_ctc_loss.Tensor", ctc_loss)
-_without_second_derivative(_kernels, "logaddexp", logaddexp)
-_without_second_derivative(_kernels, "logaddexp2", logaddexp2)
-_without_second_derivative(_kernels, "pow.Tensor_Tensor", power)
-_without_second_derivative(_kernels, "segment_reduce", segment_reduce)
-_without_second_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
-_without_second_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)
+for _name, _compose in {
+    "_ctc_loss": ctc_loss,
+    "_ctc_loss.Tensor": ctc_loss,
+    "_embedding_bag": embedding_bag,
+    "hardsigmoid": hardsigmoid,
+    "logaddexp": logaddexp,
+    "logaddexp2": logaddexp2,
+    "logcumsumexp": logcumsumexp,
+    "multi_margin_loss": multi_margin_loss,
+    "multilabel_margin_loss_forward": whole_multilabel_margin_loss,
+    "pow.Tensor_Tensor": power,
+    "scaled_dot_product_attention": attention,
+    "segment_reduce": segment_reduce,
+}.items():
+    _without_derivative(_kernels, _name, _compose)
+_without_derivative(_kernels, "_linalg_det", det, order=3)
+_without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
+_without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)

@@ -184,17 +184,31 @@ def multilabel_margin_loss(level, x, target, reduction):
     """x, target [N, C]: sum over targets j and other classes i of max(0, 1 - x[j] + x[i]) / C"""
     px, t, labels = level.primal(x), level.tangent(x), level.primal(target)
     out = aten.multilabel_margin_loss_forward.default(px, labels, reduction)
-    rows, steps = (v if v.dim() == 2 else v.reshape(1, -1) for v in (px, t))
+    gaps, steps, counted = _gaps_to_labels(px, t, labels, out[1])
+    return out, [_sum_of_gaps(steps.masked_fill(~(counted & (gaps > 0)), 0), reduction).reshape(out[0].shape), None]
+
+
+def whole_multilabel_margin_loss(x, target, reduction):
+    """That loss, and the classes that are targets"""
+    with torch.no_grad():
+        out = aten.multilabel_margin_loss_forward.default(x, target, reduction)
+    gaps, _, counted = _gaps_to_labels(x, x, target, out[1])
+    return _sum_of_gaps(gaps.clamp_min(0).masked_fill(~counted, 0), reduction).reshape(out[0].shape), out[1]
+
+
+def _gaps_to_labels(x, t, labels, is_target):
+    """1 - x[j] + x[i] for targets j and classes i [N, C, C], its tangent, and where it counts"""
+    rows, steps = (v if v.dim() == 2 else v.reshape(1, -1) for v in (x, t))
     labels = labels.reshape(rows.shape)
     # The targets are those before the first -1.
     valid = (labels < 0).cumsum(1) == 0
     labels = labels.clamp_min(0)
-    others = out[1].reshape(rows.shape) == 0
-    active = (1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1)) > 0
-    active = active & valid.unsqueeze(2) & others.unsqueeze(1)
-    slopes = steps.unsqueeze(1) - steps.gather(1, labels).unsqueeze(2)
-    loss = slopes.masked_fill(~active, 0).sum((1, 2)) / rows.shape[1]
-    return out, [_reduced(loss, reduction).reshape(out[0].shape), None]
+    gaps, slopes = (v.unsqueeze(1) - v.gather(1, labels).unsqueeze(2) for v in (rows, steps))
+    return 1 + gaps, slopes, valid.unsqueeze(2) & (is_target.reshape(rows.shape) == 0).unsqueeze(1)
+
+
+def _sum_of_gaps(gaps, reduction):
+    return _reduced(gaps.sum((1, 2)) / gaps.shape[2], reduction)
 
 
 # --- distances: the norm of differences, whose tangent is 0 where they are 0 ------------------------------------------

@@ -259,15 +259,8 @@ def _reduced_segments(level, x, reduce, axis, initial, segments):
 
 def products_of_segments(x, axis, initial, *, lengths: Any = None, offsets: Any = None, **_):
     """The products of the last elements up to each, by doubling their number while they lie in its segment"""
-    x = x.movedim(axis, -1)
-    if offsets is None:
-        offsets = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))
-    starts, ends = offsets[..., :-1], offsets[..., 1:]
-    # Like x, [*, S], the segments of x after its first dims.
-    shape = (*starts.shape[:-1], *[1] * (x.dim() - starts.dim()), starts.shape[-1])
-    starts, ends = (v.reshape(shape).expand(*x.shape[:-1], -1) for v in (starts, ends))
+    x, starts, ends, segment = _segments(x, axis, lengths, offsets)
     at = torch.arange(x.shape[-1], device=x.device)
-    segment = torch.searchsorted(ends.contiguous(), at.expand(x.shape).contiguous(), right=True)
     first = starts.gather(-1, segment.clamp_max(starts.shape[-1] - 1))
     reach = 1
     while reach < x.shape[-1]:
@@ -277,6 +270,28 @@ def products_of_segments(x, axis, initial, *, lengths: Any = None, offsets: Any 
     x = torch.cat([x, torch.ones_like(starts[..., :1], dtype=x.dtype)], -1)  # something to take where all is empty
     out = x.gather(-1, (ends - 1).clamp_min(0)).masked_fill(ends == starts, 1)
     return (out if initial is None else out * initial).movedim(-1, axis)
+
+
+def sums_of_segments(x, axis, *, lengths: Any = None, offsets: Any = None, **_):
+    """The sums of the elements of each segment"""
+    x, starts, _, segment = _segments(x, axis, lengths, offsets)
+    # What lies behind the last segment goes into one that is cut off.
+    total = torch.zeros_like(starts, dtype=x.dtype)
+    total = torch.cat([total, total.new_zeros((*total.shape[:-1], 1))], -1)
+    return total.scatter_add(-1, segment, x)[..., :-1].movedim(-1, axis)
+
+
+def _segments(x, axis, lengths, offsets):
+    """x [*, L], the first element of each segment and the one after its last [*, S], the segment of each element"""
+    x = x.movedim(axis, -1)
+    if offsets is None:
+        offsets = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))
+    starts, ends = offsets[..., :-1], offsets[..., 1:]
+    # Like x, [*, S], the segments of x after its first dims.
+    shape = (*starts.shape[:-1], *[1] * (x.dim() - starts.dim()), starts.shape[-1])
+    starts, ends = (v.reshape(shape).expand(*x.shape[:-1], -1) for v in (starts, ends))
+    at = torch.arange(x.shape[-1], device=x.device)
+    return x, starts, ends, torch.searchsorted(ends.contiguous(), at.expand(x.shape).contiguous(), right=True)
 
 
 @jvp_rule(aten._segment_reduce_backward.default)
@@ -323,16 +338,17 @@ def prod_dim(x, dim, keepdim=False, *, dtype=None):
 @decomposed(aten.cumprod.default)
 def cumprod(x, dim, *, dtype=None):
     """The products of the first elements, by doubling the length of the runs"""
-    return _scan(torch.mul, x if dtype is None else x.to(dtype), dim)
+    return scan(torch.mul, x if dtype is None else x.to(dtype), dim)
 
 
 @decomposed(aten.logcumsumexp.default, aten._logcumsumexp.default)
 def logcumsumexp(x, dim):
     """The same with sums of exponentials"""
-    return _scan(torch.logaddexp, x, dim)
+    return scan(torch.logaddexp, x, dim)
 
 
-def _scan(combine, x, dim):
+def scan(combine, x, dim):
+    """The results of `combine` on all elements so far, by doubling the length of the runs"""
     if not x.dim():
         return x.clone()
     x, reach = x.movedim(dim, 0), 1
