@@ -11,8 +11,9 @@ from benchmarks.measure import Part, round_robin
 from benchmarks.workload import BATCHED, LOOP, OWN, WORKLOADS
 
 
-# The peer has no rule for attention on CPU and says so.
+# The peer has no rule for attention on CPU and for LSTMs, and says so.
 @pytest.mark.filterwarnings("ignore:There is a performance drop .*_scaled_dot_product_flash_attention_for_cpu")
+@pytest.mark.filterwarnings("ignore:There is a performance drop .*mkldnn_rnn_layer")
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_the_peers_of_a_workload_agree(workload):
     peers = workload.build()
