@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import vmap
+from lanewise import grad, vmap
 from lanewise._control.split import _as_written as as_written
 from lanewise._transforms.parting import code_of
 from tests.control.edge_programs import PROGRAMS
@@ -59,3 +59,23 @@ def test_what_a_branch_has_made_it_may_change():
 
     torch.testing.assert_close(vmap(f)(XS), torch.stack([f(x) for x in XS]))
     assert code_of(f) not in as_written
+
+
+def used_by_some(x):
+    y = x.sqrt()
+    if x > 0:
+        return y
+    return x * 3
+
+
+def test_derivatives_of_what_a_lane_leaves_unused():
+    xs = torch.tensor([0.0, 1.0, 4.0])
+    assert vmap(grad(used_by_some))(xs).tolist() == [3.0, 0.5, 0.25]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="around the lanes a gradient is dense: zero times infinity where a lane has none"
+)
+def test_derivatives_around_lanes_of_what_a_lane_leaves_unused():
+    xs = torch.tensor([0.0, 1.0, 4.0])
+    assert grad(lambda xs: vmap(used_by_some)(xs).sum())(xs).tolist() == [3.0, 0.5, 0.25]
