@@ -362,3 +362,21 @@ def test_hessian_of_a_network():
     f = lambda x: net(x).sum()
     assert_same(hessian(f)(x), jacfwd(jacfwd(f))(x))
     assert_same(jacfwd(jacrev(f))(x), torch.autograd.functional.hessian(f, x))
+
+
+def test_lists_of_tensors_written_in_place():
+    """As many tensors as each has rows: the results of all are not to be taken for rows of the first."""
+
+    def f(x):
+        x = x * 1
+        parts = [x[0], x[1]]
+        torch._foreach_mul_(parts, [3.0, 4.0])
+        torch._foreach_add_(parts, [2 * part for part in parts[::-1]])
+        torch._foreach_sin_(parts)
+        return x * 1
+
+    xs, ts = torch.rand(3, 2, 2, dtype=torch.float64), torch.rand(3, 2, 2, dtype=torch.float64)
+    pushed = [(torch.autograd.functional.jacobian(f, x) * t).sum((2, 3)) for x, t in zip(xs, ts, strict=True)]
+    value, tangent = jvp(f, (xs[0],), (ts[0],))
+    assert torch.allclose(value, f(xs[0])) and torch.allclose(tangent, pushed[0])
+    assert torch.allclose(vmap(lambda x, t: jvp(f, (x,), (t,))[1])(xs, ts), torch.stack(pushed))

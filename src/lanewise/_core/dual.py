@@ -378,7 +378,10 @@ def _write_out(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _write_all(targets: list, results: Any) -> None:
-    for target, result in zip(targets, results if isinstance(results, (list, tuple)) else (results,), strict=False):
+    # The results of an operation on lists (`torch._foreach_add_`) are one list.
+    lists = len(targets) == 1 and isinstance(targets[0], (list, tuple))
+    each: Any = results if isinstance(results, (list, tuple)) and not lists else (results,)
+    for target, result in zip(targets, each, strict=False):
         if isinstance(target, (list, tuple)):
             for one, value in zip(target, result, strict=True):
                 one.copy_(value)

@@ -99,8 +99,10 @@ def _from_twin(func: OpOverload) -> Rule | None:
         targets = [argument(args, kwargs, position, name) for position, name in written]
         passed = {key: value for key, value in kwargs.items() if key not in names}
         results = twin(*args, **passed)
-        results = results if isinstance(results, (list, tuple)) else (results,)
-        for target, result in zip(targets, results, strict=False):
+        # The results of an operation on lists (`torch._foreach_add_`) are one list.
+        lists = len(targets) == 1 and isinstance(targets[0], (list, tuple))
+        each: Any = results if isinstance(results, (list, tuple)) and not lists else (results,)
+        for target, result in zip(targets, each, strict=False):
             if isinstance(target, (list, tuple)):
                 for one, value in zip(target, result, strict=True):
                     one.copy_(value)
