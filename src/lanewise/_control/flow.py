@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._control import compiling
 from lanewise._control.callees import changes, changes_outside, fn, made
-from lanewise._control.merging import UNBOUND, Mixed, merge
+from lanewise._control.merging import UNBOUND, Mixed, may_see, merge
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.numbers import one_number as key
@@ -73,27 +73,33 @@ class Frame:
         level: Whose lanes, None where the function runs outside any transform.
         base: The lanes at the call.
         captured: Variables that functions inside the function see, which cannot be Mixed.
+        closed: Variables that such functions see after it has returned.
         dead: Whether no lane is left to run the next statements.
         pieces, values: The lanes that have returned, and what.
+        states: What the closed variables held when they did.
     """
 
-    __slots__ = ("level", "base", "captured", "dead", "pieces", "values")
+    __slots__ = ("level", "base", "captured", "closed", "dead", "pieces", "values", "states")
 
-    def __init__(self, captured: tuple[str, ...]) -> None:
+    def __init__(self, captured: tuple[str, ...], closed: tuple[str, ...]) -> None:
         self.level = level = machine.level
         self.base = None if level is None else level.lanes
         self.captured = captured
+        self.closed = closed
         self.dead = False
         self.pieces: list[Lanes] = []
         self.values: list[Any] = []
+        self.states: list[list[Any]] = []
 
-    def returns(self, value: Any) -> bool:
+    def returns(self, value: Any, variables: dict | None = None) -> bool:
         """A `return` that only some lanes reach, perhaps. True if it is for all of them."""
         level = self.level
         if not self.pieces and (level is None or level.lanes is self.base):
             return True
         self.pieces.append(level.lanes)
         self.values.append(value)
+        if variables is not None:
+            self.states.append([*self.state(self.closed, variables), value])
         level.lanes = EMPTY
         self.dead = True
         return False
@@ -109,6 +115,19 @@ class Frame:
     def result(self) -> Any:
         """What all lanes have returned."""
         return join_values(self.level, self.base, self.pieces, self.values)  # type: ignore[arg-type]
+
+    def lends(self, *value: Any) -> bool:
+        """Whether a function that sees the variables may be part of what has been returned, at different times."""
+        return bool(self.pieces) and any(map(may_see, (*self.values, *value)))
+
+    def settle(self, variables: dict) -> list[Any]:
+        """What the closed variables held in each lane when it returned, and at last what all have returned."""
+        self.captured = names = (*self.closed, "_lw_r")
+        pieces, states = self.pieces, self.states
+        if not self.dead:
+            pieces.append(self.level.lanes)  # type: ignore[union-attr]
+            states.append(self.state(names, variables))
+        return self.join(self.base, pieces, states, names)  # type: ignore[arg-type]
 
     def state(self, names: tuple[str, ...], variables: dict) -> list[Any]:
         """What variables hold, taken from a dict of them that nobody needs any more."""

@@ -52,22 +52,31 @@ class Mixed:
 
     def resolve(self, level: LaneLevel) -> Any:
         """The value of the largest group of the lanes that run, which go on alone."""
-        best: tuple[Tensor, Tensor] | None = None
-        chosen = 0
-        for number, piece in enumerate(self.pieces):
-            shared = _shared(level.lanes, piece)
-            if best is None or shared[0].shape[0] > best[0].shape[0]:
-                best, chosen = shared, number
-        assert best is not None
-        here, there = best
+        groups: dict[Any, list[tuple[int, Tensor, Tensor]]] = {}
+        for number, (piece, value) in enumerate(zip(self.pieces, self.values)):
+            groups.setdefault(_identity(value, number), []).append((number, *_shared(level.lanes, piece)))
+        best = max(groups.values(), key=lambda group: sum(here.shape[0] for _, here, _ in group))
+        number, here, there = best[0]
+        if len(best) > 1:
+            with on_plane(None):
+                here = torch.cat([each for _, each, _ in best]).sort().values
         if here.shape[0] < level.lanes.size:
             narrow(level, here)
-        lanes, piece, value = level.lanes, self.pieces[chosen], self.values[chosen]
-        if lanes.within(piece) or value is UNBOUND:
+        lanes, piece, value = level.lanes, self.pieces[number], self.values[number]
+        if lanes.within(piece) or _identity(value, number) != number:
             return value
         with on_plane(None):
             order = torch.arange(lanes.size)
         return merge(level, Target(lanes, order), [child(piece, there)], [value])
+
+
+def _identity(value: Any, number: int) -> Any:
+    """What tells a value from others, or `number` where each set of lanes has its own."""
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)
+    if isinstance(value, (Tensor, LaneNumber, tuple, list, dict)):
+        return number
+    return "object", id(value)
 
 
 def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
@@ -135,6 +144,15 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
     if isinstance(first, _PLAIN) and all(value == first for value in values):
         return first
     raise Unmergeable(f"values of type {type(first).__name__}")
+
+
+def may_see(value: Any) -> bool:
+    """Whether a value may be, or hold, a function that sees variables around it."""
+    if isinstance(value, (tuple, list)):
+        return any(map(may_see, value))
+    if type(value) is dict:
+        return any(map(may_see, value.values()))
+    return not isinstance(value, (Tensor, LaneNumber, *_PLAIN))
 
 
 def _rebuilt(like: Any, entries: list[Any]) -> Any:

@@ -69,6 +69,7 @@ class _Rewriter(Expressions):
 
     Attributes:
         outer: Names that belong to a scope around it, and are assigned.
+        closed: Names that functions inside see, and that lanes which go on may assign after others have returned.
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
     """
 
@@ -83,6 +84,7 @@ class _Rewriter(Expressions):
         self.forks = any(isinstance(part, FORKS) for part in inside(body))
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]
         self.suspects = set(stores(joining)) - self.outer
+        self.closed = () if self.simple else tuple(sorted(captured & set(stores(body)) - self.outer))
         self.places: list[str | None] = []
 
     def run(self) -> None:
@@ -98,20 +100,37 @@ class _Rewriter(Expressions):
             return
         body = self.block(self.body)
         if not self.simple:
-            body.append(ast.Return(call(attribute(_FRAME, "finish"), ast.Constant(None))))
+            body.extend(self.leave(ast.Constant(None)))
         if self.forks:
             captured = sorted(self.captured & self.suspects)
-            body.insert(_after_docstring(body), assign(_FRAME, call(runtime("Frame"), strings(captured))))
+            body.insert(
+                _after_docstring(body),
+                assign(_FRAME, call(runtime("Frame"), strings(captured), strings(list(self.closed)))),
+            )
         self.node.body = body
 
     def bound(self, nodes: list[Any]) -> list[str]:
         return [name for name in stores(nodes) if name not in self.outer]
 
-    def jump(self) -> ast.stmt:
-        return ast.Continue() if self.places else ast.Return(call(attribute(_FRAME, "result")))
+    def jump(self) -> list[ast.stmt]:
+        return [ast.Continue()] if self.places else self.leave(None)
 
     def leave_if_dead(self) -> ast.stmt:
-        return when(attribute(_FRAME, "dead"), self.jump())
+        return when(attribute(_FRAME, "dead"), *self.jump())
+
+    def leave(self, value: ast.expr | None) -> list[ast.stmt]:
+        """The end of the function, for the last lanes in it, or (None) where all have returned."""
+        values = [] if value is None else [value]
+        end = call(attribute(_FRAME, "result" if value is None else "finish"))
+        if not self.closed:
+            return [ast.Return(ast.Call(end.func, values, []))]
+        names = [*self.closed, "_lw_r"]
+        settled = bind(names, call(attribute(_FRAME, "settle"), local_variables()))
+        return [
+            *[assign("_lw_r", value) for value in values],
+            when(call(attribute(_FRAME, "lends"), *[load_name("_lw_r") for _ in values]), settled, _return_noted()),
+            ast.Return(ast.Call(end.func, [load_name("_lw_r") for _ in values], [])),
+        ]
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -249,11 +268,12 @@ class _Rewriter(Expressions):
         if self.simple:
             return ast.Return(value)
         if not self.places:
-            return ast.Return(call(attribute(_FRAME, "finish"), value))
+            return self.leave(value)
+        variables = [local_variables()] if self.closed else []
         return [
             assign("_lw_r", value),
-            when(call(attribute(_FRAME, "returns"), load_name("_lw_r")), ast.Return(load_name("_lw_r"))),
-            self.jump(),
+            when(call(attribute(_FRAME, "returns"), load_name("_lw_r"), *variables), _return_noted()),
+            *self.jump(),
         ]
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
@@ -379,6 +399,10 @@ class _Rewriter(Expressions):
         except Unsupported:
             return
         node.body = twin.body  # type: ignore[assignment]
+
+
+def _return_noted() -> ast.stmt:
+    return ast.Return(load_name("_lw_r"))
 
 
 def _after_docstring(body: list[ast.stmt]) -> int:
