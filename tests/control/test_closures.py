@@ -16,7 +16,7 @@ def variable_of_a_loop(x):
             if v > 0:
 
                 def scaled():
-                    return v * 2 if x[1] > 0 else v * 3
+                    return v * 2 if x[1] > 0 else v * 3  # noqa: B023
 
                 return scaled
         return lambda: x.sum()
@@ -27,7 +27,7 @@ def variable_of_a_loop(x):
 def bound_anew_after_a_return(x):
     def make(n):
         n = n + 1
-        by = lambda: n * x  # noqa: E731
+        by = lambda: n * x
         if x[0] > 0:
             return [by, 1.0]
         n += 1
@@ -46,7 +46,7 @@ def returned_from_while(x):
         while True:
             i += 1
             z = x * i
-            f = functools.partial(lambda q: q * z.sum() + i, x)
+            f = functools.partial(lambda q: q * z.sum() + i, x)  # noqa: B023
             if z[2].abs() > 0.5:
                 return {"f": f}
 
