@@ -1,8 +1,11 @@
 """Third derivatives along a direction, forward and reverse mixed, against differences of plain autograd's gradients."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
 
 from lanewise import grad, jvp, vmap
 from tests.oracles import assert_same
@@ -111,6 +114,7 @@ REDUCTIONS = {
     "scatter_reduce": (lambda x, s: x.scatter_reduce(1, ROWS[:, :1].expand(2, 3), s, "prod"), X[:2], TARGET[:2]),
     "scatter_reduce mean": (lambda x, s: x.scatter_reduce(1, ROWS, s, "mean") ** 3, X[:2], TARGET[:2, :2]),
     "scatter_reduce amax": (lambda x, s: x.scatter_reduce(1, ROWS, s, "amax") ** 3, apart(2, 3), apart(2, 2) + 0.01),
+    "segment_reduce max": (lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([3, 1])) ** 3, apart(4)),
     "segment_reduce": (lambda x: torch.segment_reduce(x, "prod", lengths=torch.tensor([3, 1]), axis=0), ZEROS.mT),
 }
 
@@ -162,6 +166,12 @@ LOSSES = {
     "triplet": (lambda a, p, n: F.triplet_margin_loss(a, p, n, 5), X, TARGET, X.flip(0)),
     "soft_margin": (lambda x: F.soft_margin_loss(x, TARGET.sign()), X),
     "multi_margin": (lambda x: F.multi_margin_loss(x, LABELS, 2), X),
+    "multilabel_margin": (lambda x: F.multilabel_margin_loss(x, torch.tensor([[1, -1, 0]] * 4)) ** 3, X),
+    "cross_entropy in chunks": (
+        lambda x, w: F.linear_cross_entropy(x, w, LABELS, options=LinearCrossEntropyOptions(batch_chunk_size=2)),
+        X,
+        numbers(3, 3),
+    ),
     "ctc": (
         lambda x: F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2], [2, 2]]), [5, 4], [2, 2], reduction="none"),
         numbers(5, 2, 3),
@@ -231,11 +241,55 @@ def test_as_differences(name):
         for g, w in zip(got, want, strict=True):
             assert (g - w).abs().max() < 1e-5 * scale, f"{what}: {(g - w).abs().max():.2g} of {scale:.2g}"
 
-    close(slope(slope(grad(loss, every)))(*args), want, "jvp(jvp(grad))")
+    def pulled(g):
+        return grad(lambda *xs: sum((a * b).sum() for a, b in zip(g(*xs), tangents, strict=True)), every)
+
+    gradient = grad(loss, every)
+    close(pulled(pulled(gradient))(*args), want, "grad(grad(grad))")
+    close(slope(pulled(gradient))(*args), want, "jvp(grad(grad))")
+    close(pulled(slope(gradient))(*args), want, "grad(jvp(grad))")
+    close(pulled(grad(slope(loss), every))(*args), want, "grad(grad(jvp))")
+    close(slope(slope(gradient))(*args), want, "jvp(jvp(grad))")
     close(slope(grad(slope(loss), every))(*args), want, "jvp(grad(jvp))")
     close(grad(slope(slope(loss)), every)(*args), want, "grad(jvp(jvp))")
     close([slope(slope(slope(loss)))(*args)], [along], "jvp(jvp(jvp))")
     lanes = [torch.stack([x, x]) for x in args]
-    got = vmap(slope(slope(grad(loss, every))))(*lanes)
-    close(got, [torch.stack([w, w]) for w in want], "vmap(jvp(jvp(grad)))")
-    assert_same([g[0] for g in got], [g[1] for g in got])
+    for way, g in (("jvp(jvp(grad))", slope(slope(gradient))), ("grad(grad(grad))", pulled(pulled(gradient)))):
+        got = vmap(g)(*lanes)
+        close(got, [torch.stack([w, w]) for w in want], f"vmap({way})")
+        assert_same([g[0] for g in got], [g[1] for g in got])
+
+
+RANK_1 = torch.tensor([[1.0, 2, 3], [2, 4, 6], [3, 6, 9]], dtype=D)
+SINGULAR = {
+    "rank 2": RANK_1 + torch.tensor([[0.0, 0, 0], [0, 0, 0], [1, 0, 1]], dtype=D),
+    "rank 2, a pivot of rounding errors": torch.outer(V, W) + torch.outer(W, TARGET[0]),
+    "rank 1": RANK_1,
+    "rank 1, pivots of rounding errors": torch.outer(V, W),
+    "rank 0": RANK_1 * 0,
+    "regular": SQUARE,
+}
+
+
+def expanded(a):
+    """The determinant [3, 3] -> [] along the first row."""
+    minors = [a[1:][:, [j for j in range(3) if j != i]] for i in range(3)]
+    return sum((-1) ** i * a[0, i] * (m[0, 0] * m[1, 1] - m[0, 1] * m[1, 0]) for i, m in enumerate(minors))
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_determinant(name, order):
+    a, t = SINGULAR[name], numbers(3, 3, seed=9)
+    ways = {
+        "jvp": lambda f: lambda x: jvp(f, (x,), (t,))[1],
+        "grad": lambda f: lambda x: (grad(f)(x) * t).sum(),
+    }
+    for nested in itertools.product(ways, repeat=order):
+        if nested == ("grad",):
+            continue  # torch's own
+        got, want = torch.linalg.det, expanded
+        for way in nested:
+            got, want = ways[way](got), ways[way](want)
+        for g in (got(a), vmap(got)(torch.stack([a, a]))[1]):
+            assert (g - want(a)).abs() < 1e-6 * (1 + want(a).abs()), nested

@@ -21,6 +21,7 @@ from torch import Tensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.level import current_level
 from lanewise._core.plane import recorded
+from lanewise._rules.jvp.linalg import det_written_out
 from lanewise._rules.jvp.losses import (
     ctc_written_out,
     log_of_sum,
@@ -83,12 +84,12 @@ def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     return register
 
 
-def _without_derivative(library: torch.library.Library, name: str, compose: Callable, order: int = 2) -> None:
-    """Register what stands for an operation where its gradient is differentiated by another transform, or by two."""
+def _without_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
+    """Register what stands for an operation where its gradient is differentiated by another transform."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
-            if _differentiations() >= order and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
+            if _differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
                 return compose(*args, **kwargs)
             namespace, _, overload = name.partition(".")
             return getattr(getattr(getattr(torch.ops, library.ns), namespace), overload or "default")(*args, **kwargs)
@@ -246,27 +247,12 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     return aten._scaled_dot_product_attention_math(*given, **options)[0]
 
 
-def det(a):
-    """a [*N, n, n] -> [*N], the product of the diagonal of U; torch's needs singular values, also of orthogonal ones
-
-    A singular matrix is moved by a little, since the derivatives have a limit there.
-    """
-    with torch.no_grad():
-        fixed = a.detach()
-        out, lu, pivots = aten._linalg_det(fixed)
-        size = fixed.abs().amax((-2, -1)) if fixed.numel() else out.abs()
-        step = torch.where(out == 0, torch.where(size == 0, 1, size) * 1e-8, 0).to(a.dtype)
-        step = step[..., None, None] * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    p, _, upper = torch.linalg.lu(a + step)
-    product = upper.diagonal(0, -2, -1).prod(-1) * aten._linalg_det(p.detach())[0]
-    return out + (product - product.detach()), lu, pivots
-
-
 _nn_kernels = torch.library.Library("torch_nn", "IMPL")
 for _name, _compose in {
     "_ctc_loss": ctc_loss,
     "_ctc_loss.Tensor": ctc_loss,
     "_embedding_bag": embedding_bag,
+    "_linalg_det": det_written_out,
     "hardsigmoid": hardsigmoid,
     "logaddexp": logaddexp,
     "logaddexp2": logaddexp2,
@@ -278,6 +264,5 @@ for _name, _compose in {
     "segment_reduce": segment_reduce,
 }.items():
     _without_derivative(_kernels, _name, _compose)
-_without_derivative(_kernels, "_linalg_det", det, order=3)
 _without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
 _without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)

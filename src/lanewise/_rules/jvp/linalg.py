@@ -7,7 +7,14 @@ constants, a derivative of the tangent would be wrong: here the tangent is a fun
 import torch
 
 from lanewise._core.plane import recorded
-from lanewise._rules.jvp.families import decomposed, is_constant, jvp_rule, torch_jvp_along, two_reverses
+from lanewise._rules.jvp.families import (
+    decomposed,
+    is_constant,
+    jvp_rule,
+    rule_on_plane,
+    torch_jvp_along,
+    two_reverses,
+)
 
 aten = torch.ops.aten
 
@@ -27,18 +34,70 @@ def _trace_of_solution(a, t):
     return torch.linalg.solve_ex(a, t)[0].diagonal(0, -2, -1).sum(-1)
 
 
-@jvp_rule(aten._linalg_det.default)
+@rule_on_plane(aten._linalg_det.default)
 def det(level, x):
     """det(A) tr(A^-1 t); a singular matrix is moved by a little, since the product has a limit there"""
-    a, t = x.value, x.tangent
+    if level.tangent(x) is not None and not is_constant(level.primal(x)):
+        return det_written_out(x)
+    return level.pair(*level.below(_det_tangent, level, x))
+
+
+def _det_tangent(level, x):
+    a, t = level.primal(x), level.tangent(x)
     out = aten._linalg_det.default(a)
+    if t is None:
+        return out, None
     if not a.numel():
         return out, [torch.zeros_like(out[0]), torch.zeros_like(out[1]), None]
     size = a.abs().amax((-2, -1))
-    step = torch.where(out[0] == 0, torch.where(size == 0, 1, size) * 1e-8, 0).to(a.dtype)
+    # Rounding leaves a pivot of a singular matrix that is next to 0.
+    least = out[1].diagonal(0, -2, -1).abs().amin(-1)
+    singular = least <= 4 * a.shape[-1] * torch.finfo(a.dtype).eps * size
+    step = torch.where(singular, torch.where(size == 0, 1, size) * 1e-8, 0).to(a.dtype)
     moved = a + step[..., None, None] * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     factors = _lu_tangent(a, t, out[1], out[2]) if recorded(x) else None
     return out, [torch.linalg.det(moved) * _trace_of_solution(moved, t), factors, None]
+
+
+# A zero of as many factors has no derivatives of a lower order.
+_MOST_ZEROS = 6
+
+
+def det_written_out(a):
+    """a [*N, n, n] -> the determinant [*N] with derivatives also where a is singular, LU and pivots
+
+    With B = A + U V', regular, where U and V' span what A takes to next to nothing: det(A) = det(B) det(I - V' B^-1 U).
+    The first factor is the product of pivots, the second, of a small matrix that may be 0, a polynomial.
+    """
+    with torch.no_grad():
+        fixed = a.detach()
+        out, lu, pivots = aten._linalg_det.default(fixed)
+        u, s, vh = torch.linalg.svd(fixed)
+        size = s.amax(-1, True) if s.shape[-1] else s
+        size = torch.where(size == 0, 1, size)
+        u = u * (size * (s < 1e-4 * size)).unsqueeze(-2)
+        few = max(a.shape[-1] - _MOST_ZEROS, 0)
+        small_u, small_vh = u[..., few:], vh[..., few:, :]
+    b = a + u @ vh
+    p, _, upper = torch.linalg.lu(b)
+    with torch.no_grad():
+        sign = aten._linalg_det.default(p)[0]
+    eye = torch.eye(small_u.shape[-1], dtype=a.dtype, device=a.device)
+    product = (
+        sign
+        * upper.diagonal(0, -2, -1).prod(-1)
+        * _polynomial_det(eye - small_vh @ torch.linalg.solve(b, small_u), eye)
+    )
+    return out + (product - product.detach()), lu, pivots
+
+
+def _polynomial_det(c, eye):
+    """The last coefficient of the characteristic polynomial, by products of matrices alone"""
+    n, terms, coefficient = c.shape[-1], torch.zeros_like(c), c.new_ones(c.shape[:-2])
+    for k in range(1, n + 1):
+        terms = c @ terms + coefficient[..., None, None] * eye
+        coefficient = (c @ terms).diagonal(0, -2, -1).sum(-1) / -k
+    return coefficient if n % 2 == 0 else -coefficient
 
 
 @jvp_rule(aten._linalg_slogdet.default)
