@@ -17,7 +17,7 @@ from torch.autograd.function import Function
 from lanewise._core.batch import BatchLevel
 from lanewise._core.graphs import lane_by_lane, node_of, order, through_arguments
 from lanewise._core.joins import merge_tensors
-from lanewise._core.lane_level import LaneLevel, completed, of_lanes
+from lanewise._core.lane_level import LaneLevel, completed
 from lanewise._core.lanes import Lanes, OperationFailed, Target, machine
 from lanewise._core.level import current_level
 from lanewise._core.plane import Plane, at_home, escaped, recorded, sync, tracked
@@ -221,12 +221,24 @@ def _noting(level: BatchLevel, entry: _Shown) -> Any:
             if grad is not None:
                 grad = grad if isinstance(grad, Plane) and grad.level is level else level.adopt(grad)
                 if isinstance(level, LaneLevel):
-                    grad = of_lanes(level, grad)
+                    grad = _of_lanes(level, grad)
                 entry.added = grad if entry.added is None else entry.added + grad
             shown.append(grad)
         return tuple(shown)
 
     return prehook
+
+
+def _of_lanes(level: LaneLevel, cotangent: Any) -> Any:
+    """A cotangent with lanes: of those that run, if it is the same in all of them."""
+    if not level.mapped(cotangent):
+        cotangent = cotangent + level.wrap(level.below(_no_change, cotangent, level.size))
+    cotangent.cotangent = True
+    return cotangent
+
+
+def _no_change(like: Tensor, size: int) -> Tensor:
+    return torch.zeros(size, dtype=like.dtype, device=like.device)
 
 
 def shared_gradients(level: BatchLevel) -> list[tuple]:

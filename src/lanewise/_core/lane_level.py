@@ -510,15 +510,3 @@ def _marked(part: Any) -> bool:
         short = _marked(getattr(part, "tangent", None)) or short
         part = part.value
     return short
-
-
-def of_lanes(level: LaneLevel, cotangent: Tensor) -> Tensor:
-    """A cotangent with lanes: of those that run, if it is the same in all of them."""
-    if not level.mapped(cotangent):
-        cotangent = cotangent + level.wrap(level.below(_no_change, cotangent, level.size))
-    cotangent.cotangent = True  # type: ignore[attr-defined]
-    return cotangent
-
-
-def _no_change(like: Tensor, size: int) -> Tensor:
-    return torch.zeros(size, dtype=like.dtype, device=like.device)
