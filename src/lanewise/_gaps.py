@@ -19,7 +19,11 @@ _ODDS = "lanes with their own probabilities need their own draws"
 _APART = "a view that torch refuses of the slices, too; the sweep's loop has contiguous lanes"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
     "bernoulli": dict.fromkeys(
-        ("vmap", "vmap_grad", "grad_vmap", "vmap_vmap", "backward_vmap", "vmap_jvp", "jvp_vmap"), _ODDS
+        (
+            *("vmap", "vmap_grad", "grad_vmap", "vmap_vmap", "backward_vmap"),
+            *("vmap_jvp", "jvp_vmap", "vmap_jvp_grad", "vmap_jvp_jvp"),
+        ),
+        _ODDS,
     ),
     "item": dict.fromkeys(("vmap", "vmap_vmap"), "lanes with different values have no one Python number"),
     "linalg.matrix_rank": dict.fromkeys(("vmap", "vmap_vmap"), "a tolerance with lanes for a matrix without"),
