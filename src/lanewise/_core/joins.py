@@ -67,7 +67,9 @@ def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) 
             for primal, tangent in zip(primals, tangents)
         ]
         return top.wrap(primal, top.below(merge_tensors, level, target, pieces, filled))
-    assert isinstance(top, BatchLevel)
+    if not isinstance(top, BatchLevel):
+        # What `linearize` writes down is one program, for lanes that all go the same way.
+        raise Restart(level)
     if isinstance(top, LaneLevel):
         values = [_for_lanes(level, piece, top.here, value) for value, piece in zip(values, pieces)]
     if any(top.mapped(value) for value in values):
