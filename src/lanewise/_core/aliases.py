@@ -29,7 +29,7 @@ class Aliases:
     __slots__ = ("partners", "containers")
 
     def __init__(self) -> None:
-        self.partners: dict[int, tuple[StorageWeakRef, list[int]]] = {}
+        self.partners: dict[int, tuple[StorageWeakRef, set[int]]] = {}
         self.containers: dict[int, tuple[Any, list[int]]] = {}
 
     def join(self, merged: Tensor, sources: list[Tensor]) -> None:
@@ -38,33 +38,41 @@ class Aliases:
         whole = _storage(merged)
         if len(self.partners) > _MANY:
             self.partners = {place: pair for place, pair in self.partners.items() if not pair[0].expired()}
-        own = self._of(whole.data_ptr(), whole)
+        target = whole.data_ptr()
+        own = self._of(target, whole)
         for place, storage in storages.items():
             other = self._of(place, storage)
             # A view of the source, merged before, was a view of what is merged now.
-            for sibling in list(other[1]):
-                known = self.partners.get(sibling)
-                if known is not None and not known[0].expired():
-                    known[1].append(whole.data_ptr())
-                    own[1].append(sibling)
-            own[1].append(place)
-            other[1].append(whole.data_ptr())
+            for sibling in self._living(place, other[1]):
+                if sibling != target:
+                    self.partners[sibling][1].add(target)
+                    own[1].add(sibling)
+            own[1].add(place)
+            other[1].add(target)
 
-    def _of(self, place: int, storage: torch.UntypedStorage) -> tuple[StorageWeakRef, list[int]]:
+    def _of(self, place: int, storage: torch.UntypedStorage) -> tuple[StorageWeakRef, set[int]]:
         known = self.partners.get(place)
         if known is None or known[0].expired():
-            known = self.partners[place] = StorageWeakRef(storage), []
+            known = self.partners[place] = StorageWeakRef(storage), set()
         return known
+
+    def _living(self, place: int, partners: set[int]) -> set[int]:
+        """The partners of the memory at an address whose own memory is still in use; the others are forgotten."""
+        gone = set()
+        for other in partners:
+            known = self.partners.get(other)
+            if known is None or place not in known[1] or known[0].expired():
+                gone.add(other)
+        partners -= gone
+        return partners.copy()
 
     def check(self, level: Any, place: int) -> None:
         """Before a write to the memory at an address."""
         known = self.partners.get(place)
         if known is None or known[0].expired():
             return
-        for other in known[1]:
-            partner = self.partners.get(other)
-            if partner is not None and place in partner[1] and not partner[0].expired():
-                raise Restart(level)
+        if self._living(place, known[1]):
+            raise Restart(level)
 
     def join_containers(self, merged: Any, sources: list[Any]) -> None:
         """`merged` holds the entries of `sources` from now on."""
