@@ -293,3 +293,13 @@ def test_determinant(name, order):
             got, want = ways[way](got), ways[way](want)
         for g in (got(a), vmap(got)(torch.stack([a, a]))[1]):
             assert (g - want(a)).abs() < 1e-6 * (1 + want(a).abs()), nested
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_logarithms_of_sums_where_nothing_has_been_added_yet(order):
+    x, t = torch.tensor([-torch.inf, -torch.inf, 1.0, 2.0], dtype=D), numbers(4)
+
+    def along(f, order):
+        return f if order == 0 else along(lambda x: jvp(f, (x,), (t,))[1], order - 1)
+
+    assert_same(along(lambda x: x.logcumsumexp(0)[3], order)(x), along(lambda x: x.exp().sum().log(), order)(x))

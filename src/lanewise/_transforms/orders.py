@@ -21,10 +21,10 @@ from torch import Tensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.level import current_level
 from lanewise._core.plane import recorded
+from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.linalg import det_written_out
 from lanewise._rules.jvp.losses import (
     ctc_written_out,
-    log_of_sum,
     multi_margin_loss,
     whole_cross_entropy,
     whole_cross_entropy_of_each,

@@ -3,6 +3,7 @@
 import torch
 
 from lanewise._core.dual import NAMED_COMPOSITIONS
+from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.families import decomposed, is_constant, jvp_rule, linear, rule_on_plane
 from lanewise.errors import TransformError, at_user_line
 
@@ -99,14 +100,6 @@ def _ctc_tangent(level, x, targets, input_lengths, target_lengths, blank, zero_i
 
 # Less than any sum of logarithms, and finite, so that derivatives of sums with it are.
 _NEVER = -1e30
-
-
-def log_of_sum(x, y, base=1.0):
-    """logaddexp, to the base e ** base, whose derivatives are finite where x and y lie far apart, at every order"""
-    first = x >= y
-    more, less = torch.where(first, x, y), torch.where(first, y, x)
-    gap = torch.where(more == less, (more - less).nan_to_num(0), more - less)
-    return more - torch.nn.functional.logsigmoid(gap * base) / base
 
 
 def ctc_written_out(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from lanewise._core.plane import replace_tensors
+from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, rule_on_plane, torch_jvp
 
 aten = torch.ops.aten
@@ -344,7 +345,7 @@ def cumprod(x, dim, *, dtype=None):
 @decomposed(aten.logcumsumexp.default, aten._logcumsumexp.default)
 def logcumsumexp(x, dim):
     """The same with sums of exponentials"""
-    return scan(torch.logaddexp, x, dim)
+    return scan(torch.logaddexp if x.is_complex() else log_of_sum, x, dim)
 
 
 def scan(combine, x, dim):
