@@ -296,3 +296,13 @@ def test_a_reduced_selection_runs_once_for_all_lanes():
     with Rows(torch.ops.aten.gt.Scalar) as seen:
         vmap(REDUCED["sum"])(xs)
     assert seen.rows == [200]
+
+
+@alone
+def test_a_lane_that_runs_alone_may_not_draw_without_leave():
+    def f(x):
+        y = own_way(x)
+        return y if next(iter([x.item()])) < 5 else torch.rand((), dtype=D)
+
+    with pytest.raises(errors.RandomnessError, match="randomness error mode"):
+        vmap(f)(torch.arange(10, dtype=D))

@@ -13,7 +13,7 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
 from lanewise._core.level import on_plane
-from lanewise._core.random import reseat_generators
+from lanewise._core.random import drawn_without_leave, reseat_generators
 from lanewise._core.trees import flatten, unflatten
 from lanewise._transforms.chunks import Generators
 from lanewise.errors import SlowPathWarning, warn_at_user_line
@@ -118,10 +118,14 @@ def _alone(level: LaneLevel, thunk: partial) -> Callable[[], Any]:
             leaves[place] = level.below(torch.select, value, 0, row) if leaf.mapped else value
         args, kwargs = unflatten(leaves, spec)
         running, machine.level = machine.level, None
+        state = torch.get_rng_state()
         try:
             out = level.below(partial(thunk.func, *args, **kwargs))
         finally:
             machine.level = running
+        if not torch.equal(state, torch.get_rng_state()):
+            # Below, nobody asks for `randomness`, which is "error" here.
+            raise drawn_without_leave("in a lane that ran by itself")
         if isinstance(out, Tensor):
             return level.adopt(out)
         results, structure = flatten(out)

@@ -20,13 +20,18 @@ def is_random(op: Any) -> bool:
 def check_random(level: Any, op: Any) -> None:
     """Raise where `randomness="error"` forbids the operation."""
     if level.randomness == "error":
-        raise RandomnessError(
-            at_user_line(
-                f"vmap: called random operation while in randomness error mode: {op._schema.name}",
-                'vmap(f, randomness="different")  # every lane draws its own numbers\n'
-                'vmap(f, randomness="same")       # all lanes draw the same numbers',
-            )
+        raise drawn_without_leave(op._schema.name)
+
+
+def drawn_without_leave(what: str) -> RandomnessError:
+    """The error where `randomness="error"` forbids an operation."""
+    return RandomnessError(
+        at_user_line(
+            f"vmap: called random operation while in randomness error mode: {what}",
+            'vmap(f, randomness="different")  # every lane draws its own numbers\n'
+            'vmap(f, randomness="same")       # all lanes draw the same numbers',
         )
+    )
 
 
 def note_generator(level: Any, generator: torch.Generator) -> None:
