@@ -120,6 +120,18 @@ def views_of_what_a_branch_made_written(x, k):
     return y
 
 
+def words_that_change(x, k):
+    if x[0] > 0:
+        word = "a"
+    else:
+        word = "b"
+    if x[1] > 0:
+        word = "c"
+    if k > 4:
+        word = "d"
+    return x.sum() * {"a": 1, "b": 2, "c": 3, "d": 4}[word]
+
+
 class Counter:
     def __init__(self):
         self.n = 0
@@ -523,6 +535,7 @@ def rnd(x, k):
 PROGRAMS = [
     views_of_what_a_branch_made,
     views_of_what_a_branch_made_written,
+    words_that_change,
     lists1,
     lists2,
     lists3,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._control import compiling
 from lanewise._control.callees import changes, changes_outside, fn, made
-from lanewise._control.merging import UNBOUND, Mixed, may_see, merge
+from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.numbers import one_number as key
@@ -157,7 +157,7 @@ class Frame:
                 try:
                     merged[key] = merge(level, target, pieces, list(values))
                 except Unmergeable as reason:
-                    merged[key] = Mixed(pieces, list(values), str(reason))
+                    merged[key] = mixed(level, base, pieces, list(values), str(reason))
             out.append(merged[key])
         for place, name in enumerate(names):
             if type(out[place]) is Mixed and name in self.captured:

@@ -44,8 +44,12 @@ class Mixed:
         self.why = why
         for piece, value in zip(pieces, values, strict=True):
             if type(value) is Mixed:
-                self.pieces.extend(value.pieces)
-                self.values.extend(value.values)
+                for part, own in zip(value.pieces, value.values):
+                    # Other lanes of the part may have something else by now.
+                    _, there = _shared(piece, part)
+                    if there.shape[0]:
+                        self.pieces.append(part if there.shape[0] == part.size else child(part, there))
+                        self.values.append(own)
             else:
                 self.pieces.append(piece)
                 self.values.append(value)
@@ -79,6 +83,43 @@ def _identity(value: Any, number: int) -> Any:
     return "object", id(value)
 
 
+def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], why: str) -> Mixed:
+    """What pieces of `base` hold where no one value can; those of one kind among them are merged."""
+    out = Mixed(pieces, values, why)
+    groups: dict[Any, list[int]] = {}
+    for number, (piece, value) in enumerate(zip(out.pieces, out.values)):
+        groups.setdefault(_kind(value) if piece.within(base) else None, []).append(number)
+    groups.pop(None, None)
+    running = level.lanes
+    gone: set[int] = set()
+    for numbers in groups.values():
+        if len(numbers) < 2:
+            continue
+        target = merge_target(base, [out.pieces[number] for number in numbers])
+        level.lanes = target.lanes
+        try:
+            value = merge(
+                level, target, [out.pieces[number] for number in numbers], [out.values[number] for number in numbers]
+            )
+        except Unmergeable:
+            continue
+        finally:
+            level.lanes = running
+        out.pieces.append(target.lanes)
+        out.values.append(value)
+        gone.update(numbers)
+    out.pieces = [piece for number, piece in enumerate(out.pieces) if number not in gone]
+    out.values = [value for number, value in enumerate(out.values) if number not in gone]
+    return out
+
+
+def _kind(value: Any) -> Any:
+    """What values have in common that one value can hold, perhaps; None if nothing is known."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    return kind_of(value)
+
+
 def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
     """The lanes that two sets share, as positions in each [n]."""
     base = common_ancestor(a, b)
@@ -98,7 +139,7 @@ def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any]) 
     try:
         return merge(level, target, pieces, values)
     except Unmergeable as reason:
-        return Mixed(pieces, values, str(reason)).resolve(level)
+        return mixed(level, base, pieces, values, str(reason)).resolve(level)
 
 
 def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
