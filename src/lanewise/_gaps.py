@@ -21,7 +21,7 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
     "bernoulli": dict.fromkeys(
         (
             *("vmap", "vmap_grad", "grad_vmap", "vmap_vmap", "backward_vmap"),
-            *("vmap_jvp", "jvp_vmap", "vmap_jvp_grad", "vmap_jvp_jvp"),
+            *("vmap_jvp", "jvp_vmap", "vmap_jvp_grad", "vmap_grad_grad", "vmap_jvp_jvp"),
         ),
         _ODDS,
     ),

@@ -128,6 +128,17 @@ def _reverse_over_forward(f: Callable, diff: tuple[int, ...], args: Tensors, tan
     return lanewise.grad(slope, argnums=tuple(range(len(diff))))(*[args[n] for n in diff])
 
 
+def _reverse_over_reverse(f: Callable, diff: tuple[int, ...], args: Tensors, tangents: Tensors) -> Tensors:
+    every = tuple(range(len(diff)))
+
+    def along(*new: torch.Tensor) -> torch.Tensor:
+        gradients = lanewise.grad(_scalar(f, diff, args), argnums=every)(*new)
+        terms = [(t.conj() * g).sum().real for t, g in zip(tangents, gradients, strict=True)]
+        return sum(terms, torch.zeros((), dtype=torch.float64))
+
+    return lanewise.grad(along, argnums=every)(*[args[n] for n in diff])
+
+
 def _forward_over_forward(f: Callable, diff: tuple[int, ...], args: Tensors, tangents: Tensors) -> Tensors:
     def slope(*new: torch.Tensor) -> torch.Tensor:
         return lanewise.jvp(_scalar(f, diff, args), new, tangents)[1]
@@ -181,7 +192,9 @@ def _check_second(way: Callable, oracle: Callable, lanes: bool) -> Callable:
 COMPOSITIONS |= {
     "jvp_grad": _check_second(_forward_over_reverse, _product, lanes=False),
     "grad_jvp": _check_second(_reverse_over_forward, _product, lanes=False),
+    "grad_grad": _check_second(_reverse_over_reverse, _product, lanes=False),
     "jvp_jvp": _check_second(_forward_over_forward, _curvature, lanes=False),
     "vmap_jvp_grad": _check_second(_forward_over_reverse, _product, lanes=True),
+    "vmap_grad_grad": _check_second(_reverse_over_reverse, _product, lanes=True),
     "vmap_jvp_jvp": _check_second(_forward_over_forward, _curvature, lanes=True),
 }

@@ -9,7 +9,7 @@
     python -m tests.opdb.sweep --failures --traceback        only what is not right, with the tracebacks of failures
 
 Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_inplace, backward_vmap, jvp, vmap_jvp, jvp_vmap, jvp_grad,
-grad_jvp, jvp_jvp, vmap_jvp_grad, vmap_jvp_jvp.
+grad_jvp, grad_grad, jvp_jvp, vmap_jvp_grad, vmap_grad_grad, vmap_jvp_jvp.
 One line per op and composition:
 
     ok      add               vmap       42 checks, worst 0
