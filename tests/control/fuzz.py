@@ -85,7 +85,7 @@ class Writer:
         self.budget -= 1
         kinds = ["float", "float", "int", "if", "if", "loop"] if self.depth < 4 else ["float", "int"]
         kinds += ["jump"] * (2 if self.loops else self.depth > 0)
-        kinds += ["write"] * (2 * self.in_place) + ["raise", "call"]
+        kinds += ["write"] * (2 * self.in_place) + ["raise", "call", "word"]
         getattr(self, f"write_{self.random.choice(kinds)}")()
 
     def write_float(self) -> None:
@@ -172,6 +172,13 @@ class Writer:
     def write_call(self) -> None:
         self.write(f"{self.pick(*FLOATS)}, {self.pick(*INTS)} = pair({self.pick(*FLOATS)}, {self.integer()} % 4)")
 
+    def write_word(self) -> None:
+        """A value that no tensor holds."""
+        if self.random.random() < 0.7:
+            self.write(f'word = "{self.pick("p", "q", "r")}"')
+        else:
+            self.write('a = a * {"p": 1.0, "q": 0.5, "r": -0.7}[word]')
+
     def result(self) -> str:
         return f"{self.pick(*FLOATS)} + 0.1 * v.sum() + {self.float()}"
 
@@ -179,9 +186,10 @@ class Writer:
         self.write("a, b, c = x[0] * 1.0, x[1] * 0.8, x[2] - 0.2")
         self.write("v = x.clone()")
         self.write("m, n = int(k), 1")
+        self.write('word = "p"')
         while self.budget > 0:
             self.statement()
-        self.write("return a + b * 2 - c + v.sum() + 0.01 * m - 0.02 * n")
+        self.write("return a + b * 2 - c + v.sum() + 0.01 * m - 0.02 * n + 0.1 * ord(word)")
         return HELPERS + "\ndef f(x, k):\n" + "\n".join(self.lines) + "\n"
 
 

@@ -245,9 +245,16 @@ def narrowed() -> bool:
     return False
 
 
-def changes(thing: Any) -> Any:
-    """Before an object is changed. One that lanes share which do not run cannot be: all have to run as written."""
-    if isinstance(thing, Tensor) or type(thing) in _IMMUTABLE:
+def changes(thing: Any, attribute: bool = False) -> Any:
+    """Before an object is changed. One that lanes share which do not run cannot be: all have to run as written.
+
+    What is written into a tensor is for the lanes that run; its attributes (`.grad`) are those of an object.
+    """
+    if isinstance(thing, Tensor):
+        if attribute and narrowed() and getattr(thing, "home", None) is not machine.level.lanes:
+            raise Restart(machine.level)
+        return thing
+    if type(thing) in _IMMUTABLE:
         return thing
     if narrowed():
         for call in reversed(machine.boundaries):

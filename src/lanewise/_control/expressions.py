@@ -201,7 +201,7 @@ class Expressions(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         node.value = self.visit(node.value)
         if not isinstance(node.ctx, ast.Load):
-            node.value = ast.copy_location(call(runtime("changes"), node.value), node.value)
+            node.value = ast.copy_location(call(runtime("changes"), node.value, ast.Constant(True)), node.value)
         return node
 
     def comprehension(self, node: Any) -> Any:
