@@ -234,15 +234,15 @@ def test_as_differences(name):
     def loss(*xs):
         return weighted(f(*xs))
 
-    def slope(g):
+    def slope(g, tangents=tangents):
         return lambda *xs: jvp(g, xs, tangents)[1]
+
+    def pulled(g, tangents=tangents):
+        return grad(lambda *xs: sum((a * b).sum() for a, b in zip(g(*xs), tangents, strict=True)), every)
 
     def close(got, want, what):
         for g, w in zip(got, want, strict=True):
             assert (g - w).abs().max() < 1e-5 * scale, f"{what}: {(g - w).abs().max():.2g} of {scale:.2g}"
-
-    def pulled(g):
-        return grad(lambda *xs: sum((a * b).sum() for a, b in zip(g(*xs), tangents, strict=True)), every)
 
     gradient = grad(loss, every)
     close(pulled(pulled(gradient))(*args), want, "grad(grad(grad))")
@@ -253,11 +253,15 @@ def test_as_differences(name):
     close(slope(grad(slope(loss), every))(*args), want, "jvp(grad(jvp))")
     close(grad(slope(slope(loss)), every)(*args), want, "grad(jvp(jvp))")
     close([slope(slope(slope(loss)))(*args)], [along], "jvp(jvp(jvp))")
-    lanes = [torch.stack([x, x]) for x in args]
+
+    twice = [tuple(torch.stack([x, x]) for x in given) for given in (args, tangents, want)]
     for way, g in (("jvp(jvp(grad))", slope(slope(gradient))), ("grad(grad(grad))", pulled(pulled(gradient)))):
-        got = vmap(g)(*lanes)
-        close(got, [torch.stack([w, w]) for w in want], f"vmap({way})")
+        got = vmap(g)(*twice[0])
+        close(got, twice[2], f"vmap({way})")
         assert_same([g[0] for g in got], [g[1] for g in got])
+    gradient = grad(lambda *xs: vmap(loss)(*xs).sum(), every)
+    close(pulled(pulled(gradient, twice[1]), twice[1])(*twice[0]), twice[2], "grad(grad(grad(vmap)))")
+    close(slope(slope(gradient, twice[1]), twice[1])(*twice[0]), twice[2], "jvp(jvp(grad(vmap)))")
 
 
 RANK_1 = torch.tensor([[1.0, 2, 3], [2, 4, 6], [3, 6, 9]], dtype=D)

@@ -91,8 +91,8 @@ def _without_derivative(library: torch.library.Library, name: str, compose: Call
         with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
             if _differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
                 return compose(*args, **kwargs)
-            namespace, _, overload = name.partition(".")
-            return getattr(getattr(getattr(torch.ops, library.ns), namespace), overload or "default")(*args, **kwargs)
+            packet, _, overload = name.partition(".")
+            return getattr(getattr(getattr(torch.ops, library.ns), packet), overload or "default")(*args, **kwargs)
 
     never_compile(run)
     library.impl(name, run, ORDER_KEY_NAME)
@@ -160,11 +160,11 @@ def pdist(x, p=2.0):
 
 def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
     """x [T, N, C] -> losses [N], and the gradient that torch gives, which has exp(x) added at the steps that count"""
-    loss, nothing = ctc_written_out(x, targets, input_lengths, target_lengths, blank)
+    loss, sums = ctc_written_out(x, targets, input_lengths, target_lengths, blank)
     counts = torch.arange(x.shape[0], device=x.device) < torch.as_tensor(input_lengths, device=x.device).unsqueeze(-1)
     total = (x.exp().sum(-1) * counts.mT).sum(0) if x.dim() == 3 else (x.exp().sum(-1) * counts).sum()
     moved = loss + (total - total.detach())
-    return moved.masked_fill(loss == torch.inf, 0) if zero_infinity else moved, nothing
+    return moved.masked_fill(loss == torch.inf, 0) if zero_infinity else moved, sums
 
 
 def logaddexp(x, y):
@@ -247,12 +247,19 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     return aten._scaled_dot_product_attention_math(*given, **options)[0]
 
 
+def attention_on_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """The kernel that attention comes to, where lanes have been folded into it; and [*N, L] for what it keeps"""
+    out = aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+    return out, query.new_zeros(query.shape[:-1])
+
+
 _nn_kernels = torch.library.Library("torch_nn", "IMPL")
 for _name, _compose in {
     "_ctc_loss": ctc_loss,
     "_ctc_loss.Tensor": ctc_loss,
     "_embedding_bag": embedding_bag,
     "_linalg_det": det_written_out,
+    "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
     "hardsigmoid": hardsigmoid,
     "logaddexp": logaddexp,
     "logaddexp2": logaddexp2,

@@ -103,7 +103,10 @@ _NEVER = -1e30
 
 
 def ctc_written_out(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
-    """x [T, N, C], targets [N, S] or all in a row -> losses [N] by simple operations; the second result is empty"""
+    """x [T, N, C], targets [N, S] or all in a row -> losses [N] by simple operations
+
+    The second result is of the shape of the sums that the kernel keeps.
+    """
     single = x.dim() == 2
     if single:
         x, targets = x.unsqueeze(1), targets.reshape(1, -1)
@@ -132,7 +135,7 @@ def ctc_written_out(x, targets, input_lengths, target_lengths, blank=0, zero_inf
     loss = -log_of_sum(ends[:, 0], ends[:, 1])
     loss = torch.where(steps == 0, torch.where(counts == 0, 0, -2 * _NEVER), loss)
     loss = loss.masked_fill(loss > -_NEVER / 2, 0 if zero_infinity else torch.inf)
-    return loss.squeeze(0) if single else loss, x.new_zeros(0)
+    return loss.squeeze(0) if single else loss, x.new_zeros(x.shape[1], x.shape[0], at.shape[0])
 
 
 # --- margin losses: torch cannot differentiate their backward formulas ------------------------------------------------
