@@ -24,7 +24,7 @@ from lanewise._core.lanes import (
 from lanewise._core.level import on_plane
 from lanewise._core.missing import parting
 from lanewise._core.plane import Plane, recorded, sync
-from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
+from lanewise._torch_compat import apply_plainly, current_graph_task_id, is_grad_enabled, set_grad_enabled
 from lanewise.errors import TransformError, at_user_line
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -280,6 +280,23 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
         call.differ(level.lanes, which, counts.shape[0])
     narrow(level, kept)
     return out
+
+
+def given_to_running(gradient: Any) -> bool:
+    """Whether the lanes that run have been given a gradient. Lanes that have go apart from those that have not."""
+    part = gradient
+    while isinstance(part, Plane) and not (isinstance(part.level, LaneLevel) and part.mapped):  # type: ignore[attr-defined]
+        part = part.value
+    if not isinstance(part, BatchTensor) or current_graph_task_id() != -1 or not can_settle(part.level):
+        return True
+    level: Any = part.level
+    lanes, home = level.lanes, home_of(part)
+    if not lanes.size or lanes.places(home) is not None:
+        return True
+    base = common_ancestor(lanes, home)
+    with on_plane(None):
+        has = home.inverse(base).index_select(0, lanes.positions(base)) >= 0
+    return bool(settle(level, level.wrap(has)))
 
 
 def rows_of(level: BatchLevel, value: BatchTensor) -> Tensor:

@@ -389,9 +389,9 @@ class LaneLevel(BatchLevel):
 
     def _widen(self, tensor: BatchTensor) -> None:
         """Before a write to a cotangent: zeros for lanes that run and that it does not have, memory of its own."""
-        if not self._lanes.within(tensor.home):
-            lanes = common_ancestor(tensor.home, self._lanes)
-            tensor.value = self.below(spread_rows, tensor.value, tensor.home.positions(lanes), lanes.size)
+        if self._lanes.places(tensor.home) is None:
+            lanes = self._union(tensor.home, self._lanes)
+            tensor.value = self.below(spread_rows, tensor.value, tensor.home.places(lanes), lanes.size)
             tensor.home = lanes
             tensor.cotangent = True
         elif 0 in tensor.value.stride():

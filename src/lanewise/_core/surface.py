@@ -16,7 +16,7 @@ from torch import Tensor
 from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.joins import can_settle, innermost, settle
+from lanewise._core.joins import can_settle, given_to_running, innermost, settle
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
@@ -224,6 +224,20 @@ class Surface:
     @requires_grad.setter
     def requires_grad(self, flag: bool) -> None:
         Tensor.requires_grad.__set__(self, flag)  # type: ignore[attr-defined]
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of a leaf: None in lanes that have none yet, which go apart from those that have."""
+        found: Any = Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+        return found if found is None or given_to_running(found) else None
+
+    @grad.setter
+    def grad(self, new: Tensor | None) -> None:
+        Tensor.grad.__set__(self, new)  # type: ignore[attr-defined]
+
+    @grad.deleter
+    def grad(self) -> None:
+        Tensor.grad.__set__(self, None)  # type: ignore[attr-defined]
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Call `hook` with each gradient of the tensor, on whichever plane it is computed."""
