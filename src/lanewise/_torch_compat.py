@@ -130,9 +130,9 @@ def enter_engine_through(run: Callable) -> None:
 # What torch.jit.trace records into, None where it does not run. Without it, a traced transform would be a constant.
 jit_tracing_state = torch._C._get_tracing_state
 
-# The number that autograd will give to the next node of its graph in this thread: older nodes were there before. Without
-# it, gradients inside a mapped function leave out paths through its arguments.
-next_node_number = torch.autograd._get_sequence_nr
+# The number that autograd will give to the next node of its graph in this thread: older nodes were there before.
+# Without it, gradients inside a mapped function leave out paths through its arguments.
+next_node_number = torch._C._autograd._get_sequence_nr
 
 
 def node_number(node: Any) -> int:
@@ -226,7 +226,10 @@ StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
 
 
 def has_module_hooks(module: torch.nn.Module) -> bool:
-    """Whether hooks run when a module is called. Without the names: calling the module, whose forward is then opaque."""
+    """Whether hooks run when a module is called.
+
+    Without the names: calling the module, whose forward is then opaque.
+    """
     from_all = torch.nn.modules.module
     return bool(
         module._forward_hooks
