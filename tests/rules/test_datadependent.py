@@ -137,3 +137,12 @@ def test_split_at_tensor_indices():
 def test_sparse_is_refused():
     with pytest.raises(RuntimeError, match="sparse tensors cannot have lanes"):
         vmap(lambda x: x.to_sparse())(torch.eye(3).expand(2, 3, 3))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("last", [2.0, float("nan")])
+def test_numbers_of_lanes_of_any_rank(shape, last):
+    xs = torch.tensor([1.0, float("nan"), last]).reshape(3, *shape)
+    for item in (torch.Tensor.item, torch.ops.aten.item):
+        torch.testing.assert_close(vmap(item)(xs), xs.flatten(), equal_nan=True)
+        torch.testing.assert_close(vmap(item)(xs[1:2]), xs[1:2].flatten(), equal_nan=True)

@@ -27,10 +27,11 @@ def local_scalar_dense(level, x):
         return level.physical(x).item()
     if not level.size:
         return torch.zeros((), dtype=x.dtype).item()
-    first = x.value.select(0, 0)
-    if torch.equal(x.value, first.expand(level.size)):
+    numbers = x.value.flatten()
+    first = numbers.select(0, 0)
+    if bool(((numbers == first) | ((numbers != numbers) & (first != first))).all()):
         return first.item()
-    part_by(level, x.value)
+    part_by(level, numbers)
     raise LaneValueError(
         at_user_line(
             "vmap: It looks like you're calling .item on a Tensor, or attempting to use a Tensor in some "
