@@ -25,7 +25,6 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
         ),
         _ODDS,
     ),
-    "linalg.matrix_rank": dict.fromkeys(("vmap", "vmap_vmap"), "a tolerance with lanes for a matrix without"),
     "multinomial": {"vmap": _ODDS, "vmap_vmap": _ODDS},
     "nn.functional.linear_cross_entropy.chunked": dict.fromkeys(
         ("vmap", "vmap_grad", "grad_vmap", "backward_vmap", "jvp_vmap"), "its chunks of no lanes are none to stack"
