@@ -272,6 +272,7 @@ SINGULAR = {
     "rank 1, pivots of rounding errors": torch.outer(V, W),
     "rank 0": RANK_1 * 0,
     "regular": SQUARE,
+    "rows of other sizes": SQUARE * torch.tensor([[1e4], [1.0], [1e-9]], dtype=D),
 }
 
 
@@ -297,6 +298,11 @@ def test_determinant(name, order):
             got, want = ways[way](got), ways[way](want)
         for g in (got(a), vmap(got)(torch.stack([a, a]))[1]):
             assert (g - want(a)).abs() < 1e-6 * (1 + want(a).abs()), nested
+
+
+def test_small_rows_are_not_taken_for_singular():
+    a, t = torch.diag(torch.tensor([1e10, 1e-10], dtype=D)), torch.diag(torch.tensor([1.0, 0.0], dtype=D))
+    assert_same(jvp(torch.linalg.det, (a,), (t,))[1], torch.tensor(1e-10, dtype=D))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
