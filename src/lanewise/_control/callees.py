@@ -1,6 +1,9 @@
 """What converted code calls: the converted form of a function, a method or a module, or what stands in for it."""
 
+import bisect
 import functools
+import heapq
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -9,9 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from lanewise._control.boundary import boundary
+from lanewise._control.changes import Parts, built, changes, changes_first, narrowed, watched
 from lanewise._control.compiling import converted_code, instantiate
 from lanewise._control.merging import join
-from lanewise._control.numbers import LaneNumber, one_number
+from lanewise._control.numbers import one_number
 from lanewise._control.scopes import MUTATING
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
@@ -24,11 +28,23 @@ LIBRARIES = frozenset({"torch", "numpy", "lanewise", "tqdm", "typing_extensions"
     "this",
     "antigravity",
 }
-_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
 
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.
 replaced: dict[Any, Callable] = {}
 replaced_methods: dict[Any, Callable] = {}
+
+# Functions that change their first argument, and such methods by name.
+_FIRST = frozenset(
+    [setattr, delattr, heapq.heappush, heapq.heappop, heapq.heapify, heapq.heapreplace, heapq.heappushpop]
+    + [bisect.insort, bisect.insort_left, bisect.insort_right, operator.setitem, operator.delitem]
+    + [
+        function
+        for name, function in vars(operator).items()
+        if name[0] == "i" and name[:2] != "in" and hasattr(operator, f"__{name}__")
+    ]
+)
+_SPECIAL = frozenset({"__setitem__", "__delitem__", "__setattr__", "__delattr__", "__next__", "__iadd__", "__ior__"})
+_UNBOUND = frozenset({types.MethodDescriptorType, types.WrapperDescriptorType})
 
 # What stands in for functions of builtin modules, once they were asked for.
 _known: dict[Any, Any] = {}
@@ -70,12 +86,10 @@ def callee(func: Any) -> Any:
         stand_in = replaced.get(func)
         if stand_in is not None:
             return stand_in
-        return functools.partial(_instance, func) if narrowed() else func
+        return functools.partial(built, func) if narrowed() else func
+    if kind in _UNBOUND and (func.__name__ in MUTATING or func.__name__ in _SPECIAL):
+        return functools.partial(changes_first, func)
     return _object(func)
-
-
-def _instance(kind: type, *args: Any, **kwargs: Any) -> Any:
-    return made(kind(*args, **kwargs))
 
 
 def _builtin(func: Any) -> Any:
@@ -86,6 +100,8 @@ def _builtin(func: Any) -> Any:
         stand_in = replaced.get(func)
         if stand_in is None:
             stand_in = functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
+        if func in _FIRST:
+            stand_in = functools.partial(changes_first, func)
         _known[func] = stand_in
         return stand_in
     if func.__name__ in MUTATING:
@@ -122,7 +138,11 @@ def _function(func: types.FunctionType) -> Any:
         return functools.partial(call_with_numbers, func)
     if way is _WRAPPER:
         return _unwrapped(func)
-    return functools.partial(_with_callbacks, func) if way is _CALLBACKS else func
+    if way is _CALLBACKS:
+        return functools.partial(_with_callbacks, func)
+    if narrowed() and not str(func.__globals__.get("__name__")).startswith("torch."):
+        return functools.partial(watched, func, None)
+    return func
 
 
 def _way(func: types.FunctionType) -> Any:
@@ -170,6 +190,9 @@ def _method(func: types.MethodType) -> Any:
     if type(inner) is not types.FunctionType:
         return functools.partial(call_apart, _cached, func) if type(inner) is _CACHED else func
     new = _function(inner)
+    if is_library(inner) and narrowed():
+        bound = types.MethodType(new, owner) if type(new) is types.FunctionType else functools.partial(new, owner)
+        return functools.partial(watched, bound, owner)
     if new is inner:
         return func
     return types.MethodType(new, owner) if type(new) is types.FunctionType else functools.partial(new, owner)
@@ -224,65 +247,24 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
     level = machine.level
     if level is None:
         return func(*args, **kwargs)
-    return boundary(level, functools.partial(func, *args, **kwargs), _joined)
+    waited = narrowed()
+    parts = Parts(
+        (func, getattr(func, "__self__", None), *(getattr(func, "__closure__", None) or ()), *args, *kwargs.values())
+    )
+    runs: list[None] = []
+    try:
+        return boundary(level, functools.partial(_counted, runs, func, *args, **kwargs), _joined)
+    finally:
+        # Each run has changed what the others did, or they may fail for that.
+        kind = sys.exc_info()[0]
+        if (waited or len(runs) > 1) and (kind is None or issubclass(kind, Exception)) and parts.changed():
+            raise Restart(level) from None
+
+
+def _counted(runs: list[None], func: Callable, *args: Any, **kwargs: Any) -> Any:
+    runs.append(None)
+    return func(*args, **kwargs)
 
 
 def _joined(level: Any, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
     return join(level, target.lanes, pieces, values)
-
-
-# --- changes of objects --------------------------------------------------------------------------------------------
-
-
-def narrowed() -> bool:
-    """Whether other lanes wait to go on from where they left those that run."""
-    level = machine.level
-    if level is None:
-        return False
-    for call in reversed(machine.boundaries):
-        if call.level is level:
-            return level.lanes is not call.base
-    return False
-
-
-def changes(thing: Any, attribute: bool = False) -> Any:
-    """Before an object is changed. One that lanes share which do not run cannot be: all have to run as written.
-
-    What is written into a tensor is for the lanes that run; its attributes (`.grad`) are those of an object.
-    """
-    if isinstance(thing, Tensor):
-        if attribute and narrowed() and getattr(thing, "home", None) is not machine.level.lanes:
-            raise Restart(machine.level)
-        return thing
-    if type(thing) in _IMMUTABLE:
-        return thing
-    if narrowed():
-        for call in reversed(machine.boundaries):
-            kept = call.made.get(id(thing))
-            if kept is not None:
-                if kept[1] is machine.level.lanes:
-                    return thing
-                break
-        raise Restart(machine.level)
-    level = machine.level
-    if level is not None and level.aliases is not None:
-        level.aliases.check_container(level, thing)
-    return thing
-
-
-def made(thing: Any) -> Any:
-    """A container or an object that the running lanes have just made, and which they may change."""
-    if narrowed():
-        call = machine.boundaries[-1]
-        if len(call.made) >= call.room:
-            # Those that nobody else knows: the references are the entry's and that of the question.
-            call.made = {key: kept for key, kept in call.made.items() if sys.getrefcount(kept[0]) > 2}
-            call.room = 2 * len(call.made) + 64
-        call.made[id(thing)] = thing, machine.level.lanes
-    return thing
-
-
-def changes_outside() -> None:
-    """Before a variable of a scope around the function is bound."""
-    if narrowed():
-        raise Restart(machine.level)

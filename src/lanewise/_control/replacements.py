@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.callees import changes, fn, replaced, replaced_methods
+from lanewise._control.callees import fn, replaced, replaced_methods
+from lanewise._control.changes import changes
 from lanewise._control.merging import join
 from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers

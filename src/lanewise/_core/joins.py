@@ -299,6 +299,14 @@ def given_to_running(gradient: Any) -> bool:
     return bool(settle(level, level.wrap(has)))
 
 
+def share_no_attribute(tensor: Any) -> None:
+    """Before an attribute of a tensor is set: it has one for all its lanes, so those that run must be all of them."""
+    level: Any = machine.level
+    part = None if level is None else component(level, tensor)
+    if part is not None and part.level is level and not home_of(part).within(level.lanes):
+        raise Restart(level)
+
+
 def rows_of(level: BatchLevel, value: BatchTensor) -> Tensor:
     """The plain rows `[n, *S]` of a value for the lanes that run."""
     here: Any = level.here(value) if isinstance(level, LaneLevel) else value

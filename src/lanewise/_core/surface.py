@@ -16,7 +16,7 @@ from torch import Tensor
 from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.joins import can_settle, given_to_running, innermost, settle
+from lanewise._core.joins import can_settle, given_to_running, innermost, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
@@ -233,10 +233,12 @@ class Surface:
 
     @grad.setter
     def grad(self, new: Tensor | None) -> None:
+        share_no_attribute(self)
         Tensor.grad.__set__(self, new)  # type: ignore[attr-defined]
 
     @grad.deleter
     def grad(self) -> None:
+        share_no_attribute(self)
         Tensor.grad.__set__(self, None)  # type: ignore[attr-defined]
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
