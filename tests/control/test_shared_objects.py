@@ -1,4 +1,4 @@
-"""Objects that lanes share, changed on the way of some by code that does not say so: libraries, what runs as written."""
+"""Objects that lanes share, changed on the way of some by code that does not say so."""
 
 import bisect
 import collections
