@@ -1,9 +1,9 @@
-"""`linearize` of functions on whose way lanes differ."""
+"""`linearize` of functions on whose way lanes differ, and of custom Functions."""
 
 import pytest
 import torch
 
-from lanewise import grad, linearize, vmap
+from lanewise import grad, jvp, linearize, vmap
 
 XS = torch.tensor([[0.5, -0.2, 0.9], [-0.7, 0.4, 0.1], [-0.3, -0.6, 1.2], [-0.1, -0.2, -0.3]], dtype=torch.float64)
 
@@ -40,3 +40,38 @@ def test_as_the_loop(program):
     slopes = torch.stack([grad(lambda x: program(x).sum())(x) for x in XS])
     torch.testing.assert_close(vmap(grad(lambda x: program(x).sum()))(XS), slopes)
     torch.testing.assert_close(grad(lambda xs: vmap(program)(xs).sum())(XS), slopes)
+
+
+def branches(x):
+    y = x * x[0] if x.sum() > 0 else x.sin()
+    while y.norm() < 1:
+        y = y * 1.5
+    return y
+
+
+def test_around_lanes_that_part():
+    tangents = XS.flip(0)
+    out, push = linearize(lambda xs: vmap(branches)(xs), XS)
+    want, pushed = jvp(lambda xs: torch.stack([branches(x) for x in xs]), (XS,), (tangents,))
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(push(tangents), pushed)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 2 * x
+
+
+def test_a_custom_function_without_jvp():
+    out, push = linearize(Square.apply, XS)
+    torch.testing.assert_close(out, XS**2)
+    torch.testing.assert_close(push(XS + 1), 2 * XS * (XS + 1))
+    got = vmap(lambda x: linearize(lambda x: Square.apply(x) if x[0] > 0 else x, x)[1](x + 1))(XS)
+    torch.testing.assert_close(got, torch.where(XS[:, :1] > 0, 2 * XS * (XS + 1), XS + 1))

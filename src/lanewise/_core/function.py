@@ -29,6 +29,7 @@ from lanewise._core.dual import DualLevel
 from lanewise._core.joins import restricted
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane, record_as_outside
+from lanewise._core.linear import LinearLevel
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
 from lanewise._core.surface import Handles
@@ -80,6 +81,8 @@ def carry_out(call: Call, args: tuple) -> tuple:
         args = tuple([restricted(level, arg, level.lanes) if level.owns(arg) else level.here(arg) for arg in args])
     if isinstance(level, BatchLevel):
         outs = _over_lanes(call, level, args)
+    elif isinstance(level, LinearLevel):
+        outs = _of_constants(call, level, args)
     else:
         outs = _with_tangents(call, level, args)
     return record(call, outs, args)
@@ -140,6 +143,20 @@ def _unaliased(level: BatchLevel, args: tuple, below_args: tuple, out: Any) -> A
         if level.owns(arg) and isinstance(out, BatchTensor) and out.value is value:
             return arg
     return out
+
+
+def _of_constants(call: Call, level: LinearLevel, args: tuple) -> tuple:
+    """What does not depend on the tangents is no part of the program that `linearize` writes down."""
+    if any(level.owns(arg) and arg.slot is not None for arg in args):
+        raise FunctionError(
+            at_user_line(
+                f"linearize: {call.cls.__name__} is applied to a tangent, in a jvp staticmethod: a custom Function is "
+                "no linear operation",
+                "push = lambda *tangents: jvp(f, primals, tangents)[1]  # in place of linearize(f, *primals)[1]",
+            )
+        )
+    outs = level.below(carry_out, call, tuple([level.plain(arg) if isinstance(arg, Tensor) else arg for arg in args]))
+    return tuple([level.adopt(out) if isinstance(out, Tensor) else out for out in outs])
 
 
 def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.dual import DualLevel
 from lanewise._core.lane_level import LaneLevel, home_of, lanes_of
 from lanewise._core.lanes import (
     BeginAgain,
@@ -242,10 +242,7 @@ def plainly(value: Tensor) -> Tensor:
     """The plain tensor of a value `[n, *S]`, which must be the same in all lanes of the planes it is on."""
     while isinstance(value, Plane):
         sync(value)
-        if isinstance(value, DualTensor) or not value.mapped:  # type: ignore[attr-defined]
-            value = value.value
-        else:
-            value = settle(value.level, value)  # type: ignore[arg-type]
+        value = settle(value.level, value) if type(value) is BatchTensor and value.mapped else value.value
     if not value.requires_grad:
         return value
     with on_plane(None):
@@ -301,8 +298,10 @@ def given_to_running(gradient: Any) -> bool:
 
 def share_no_attribute(tensor: Any) -> None:
     """Before an attribute of a tensor is set: it has one for all its lanes, so those that run must be all of them."""
-    level: Any = machine.level
-    part = None if level is None else component(level, tensor)
+    level = machine.level
+    if level is None:
+        return
+    part = component(level, tensor)
     if part is not None and part.level is level and not home_of(part).within(level.lanes):
         raise Restart(level)
 
