@@ -279,6 +279,13 @@ def check_vmap_vmap(sample: LaneSample, layout: Layout, random: bool, values: bo
         rows[0][k] if dim is None else torch.stack([row[k] for row in rows]) for k, dim in enumerate(outer_dims)
     )
 
+    if random:
+        # In the memory of each lane as in the loop's: numbers are drawn in the order of the memory.
+        packed = tuple(
+            t if dim is None else t.movedim(dim + 1, 1).contiguous().movedim(1, dim + 1)
+            for t, dim in zip(packed, layout.in_dims, strict=True)
+        )
+
     def each(i):
         results = []
         for j in range(2):
