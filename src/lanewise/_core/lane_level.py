@@ -19,6 +19,7 @@ from lanewise._core.plane import (
     map_tensors,
     recorded,
     replace_tensors,
+    sync,
     tensors_of,
     written_arguments,
 )
@@ -375,7 +376,11 @@ class LaneLevel(BatchLevel):
             stands[id(tensor)] = stand
 
         def replace(tensor: Tensor) -> Tensor:
-            return stands[id(tensor)] if id(tensor) in stands else self.here(tensor)
+            if id(tensor) in stands:
+                return stands[id(tensor)]
+            if self.owns(tensor):
+                sync(tensor)  # what was the same in all lanes may be a view of what has been lifted
+            return self.here(tensor)
 
         new_args, new_kwargs = replace_tensors(replace, args, kwargs)
         out = self._run_here(func, new_args, new_kwargs, [replace(operand) for operand in operands])

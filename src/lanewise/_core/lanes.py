@@ -184,6 +184,18 @@ class Restart(BaseException):
         machine.raised.append((Restart, level, structured, flat))
 
 
+def running_lanes() -> Lanes | None:
+    """The lanes of the innermost level that runs converted, None if there is none."""
+    return None if machine.level is None else machine.level.lanes
+
+
+def refuse_parted(level: Any, begun: Lanes | None) -> None:
+    """Before a write that a plane notes for all lanes: those of a level below must not have parted since it began."""
+    below = machine.level
+    if below is not None and below.order < level.order and below.lanes is not begun:
+        raise Restart(below)
+
+
 class OperationFailed:
     """Stands among what was raised for an operation that failed where all lanes of a level run together."""
 

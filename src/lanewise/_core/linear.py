@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.lanes import refuse_parted, running_lanes
 from lanewise._core.level import Level
 from lanewise._core.plane import (
     Plane,
@@ -96,10 +97,11 @@ class LinearTensor(Plane):
 class LinearLevel(Level):
     """The level of one `linearize`, below its dual level."""
 
-    __slots__ = ("steps", "count", "residuals", "by_memory", "written")
+    __slots__ = ("steps", "count", "residuals", "by_memory", "written", "lanes")
 
     def __init__(self) -> None:
         super().__init__()
+        self.lanes = running_lanes()
         self.steps: list[Step] = []
         self.count = 0
         self.residuals: dict[int, Residual] = {}
@@ -178,6 +180,8 @@ class LinearLevel(Level):
                 sync(operand)  # type: ignore[arg-type]
         if not any(self.owns(operand) and operand.slot is not None for operand in operands):  # type: ignore[attr-defined]
             return self._run_constant(func, args, kwargs)
+        if func._schema.is_mutable:
+            refuse_parted(self, self.lanes)  # the program would write to all lanes
         for position, name in written_arguments(func):
             map_tensors(lift, argument(args, kwargs, position, name))
         below_args, below_kwargs = replace_tensors(self.plain, args, kwargs)

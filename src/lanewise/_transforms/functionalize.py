@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.lanes import refuse_parted, running_lanes
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin
 from lanewise._core.plane import (
@@ -121,10 +122,11 @@ class FunctionalTensor(Plane):
 class FunctionalLevel(Level):
     """The level of one `functionalize`."""
 
-    __slots__ = ("copy_views",)
+    __slots__ = ("copy_views", "lanes")
 
     def __init__(self, copy_views: bool) -> None:
         super().__init__()
+        self.lanes = running_lanes()
         self.copy_views = copy_views
 
     def __repr__(self) -> str:
@@ -188,6 +190,7 @@ class FunctionalLevel(Level):
         if func._can_decompose():
             return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
+            refuse_parted(self, self.lanes)
             return self._mutate(func, args, kwargs)
         if func.is_view:
             return self._view(func, args, kwargs)
