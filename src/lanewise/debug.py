@@ -21,7 +21,8 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
 
     Args:
         text: A format string, as for `str.format`.
-        args, kwargs: What it names: tensors as one lane sees them, structures of them, anything else.
+        args: What it names by place: tensors as one lane sees them, structures of them, anything else.
+        kwargs: What it names by name.
 
     Example:
         >>> import torch

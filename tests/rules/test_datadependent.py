@@ -147,3 +147,13 @@ def test_numbers_of_lanes_of_any_rank(shape, last):
         torch.testing.assert_close(vmap(item)(xs), xs.flatten(), equal_nan=True)
         agreed = vmap(item)(xs[1:2].expand(2, *shape))  # a Python number, as all lanes have it
         assert isinstance(agreed, float) and agreed != agreed
+
+
+@pytest.mark.parametrize("inside", [lambda: torch.tensor([1.0, 2.0]), lambda: torch.tensor(1.0)], ids=["[2]", "[]"])
+def test_comparisons_with_tensors_made_inside(inside):
+    def f(x):
+        return x * 2 if torch.allclose(x, inside()) or torch.equal(inside().expand(2), x) else -x
+
+    for rows in ([[1.0, 2.0], [1.0, 2.0]], [[1.0, 1.0], [2.0, 2.0], [1.0, 2.0]]):
+        xs = torch.tensor(rows)
+        assert torch.equal(vmap(f)(xs), torch.stack([f(x) for x in xs]))

@@ -53,7 +53,8 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
 
     Args:
         pred: A bool, or a tensor with one element.
-        true_fn, false_fn: Functions of `*operands`. Their results have the same structure, shapes and dtypes.
+        true_fn: A function of `*operands`.
+        false_fn: Another, whose result has the same structure, shapes and dtypes.
         operands: Arguments, any structures of tensors.
 
     Returns:
@@ -293,10 +294,12 @@ def fori_loop(
     """Call `state = body_fun(i, state)` for i from `lower` to `upper - 1`, bounds of each lane's own.
 
     Args:
-        lower, upper: Whole numbers, or tensors of one with one element.
+        lower: A whole number, or a tensor of one with one element.
+        upper: Likewise.
         body_fun: `(i, state)` -> the next state, of the same structure, shapes and dtypes.
         init: The first state.
-        mode, checkpoint: As for `while_loop`, where the bounds are tensors or `checkpoint` is set.
+        mode: As for `while_loop`, where the bounds are tensors or `checkpoint` is set.
+        checkpoint: As for `while_loop`.
 
     Returns:
         The last state.

@@ -301,10 +301,12 @@ class Surface:
         if not spec or self.dim():  # type: ignore[attr-defined]
             return object.__format__(self, spec)
         answering = standing(self)
+        lanes = self.value.detach() if answering is not None else self.level.here(self).value.detach()
         with on_plane(None):
             if answering is not None:
                 return format(answering, spec)
-            return "[" + ", ".join([format(lane, spec) for lane in self.value.detach()]) + "]"
+            texts = [format(lane, spec) for lane in lanes]
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 class Handles:

@@ -26,7 +26,8 @@ def uniform(
     Args:
         key: `[2]`.
         shape: Of the result; what the bounds broadcast to if None.
-        low, high: Numbers, or tensors that broadcast to the shape.
+        low: A number, or a tensor that broadcasts to the shape.
+        high: Likewise.
         dtype: A floating dtype; that of the bounds, or the default dtype, if None.
 
     Returns:
@@ -50,7 +51,8 @@ def normal(
     Args:
         key: `[2]`.
         shape: Of the result; what `mean` and `std` broadcast to if None.
-        mean, std: Numbers, or tensors that broadcast to the shape.
+        mean: A number, or a tensor that broadcasts to the shape.
+        std: Likewise.
         dtype: A floating dtype; that of the parameters, or the default dtype, if None.
 
     Returns:
@@ -75,7 +77,8 @@ def truncated_normal(
 
     Args:
         key: `[2]`.
-        lower, upper: Numbers, or tensors that broadcast to the shape.
+        lower: A number, or a tensor that broadcasts to the shape.
+        upper: Likewise.
         shape: Of the result; what the bounds broadcast to if None.
         dtype: A floating dtype; that of the bounds, or the default dtype, if None.
 
@@ -127,7 +130,8 @@ def gumbel(
     Args:
         key: `[2]`.
         shape: Of the result; what `loc` and `scale` broadcast to if None.
-        loc, scale: Numbers, or tensors that broadcast to the shape.
+        loc: A number, or a tensor that broadcasts to the shape.
+        scale: Likewise.
         dtype: A floating dtype; that of the parameters, or the default dtype, if None.
 
     Returns:
@@ -150,7 +154,8 @@ def laplace(
     Args:
         key: `[2]`.
         shape: Of the result; what `loc` and `scale` broadcast to if None.
-        loc, scale: Numbers, or tensors that broadcast to the shape.
+        loc: A number, or a tensor that broadcasts to the shape.
+        scale: Likewise.
         dtype: A floating dtype; that of the parameters, or the default dtype, if None.
 
     Returns:
@@ -174,7 +179,8 @@ def logistic(
     Args:
         key: `[2]`.
         shape: Of the result; what `loc` and `scale` broadcast to if None.
-        loc, scale: Numbers, or tensors that broadcast to the shape.
+        loc: A number, or a tensor that broadcasts to the shape.
+        scale: Likewise.
         dtype: A floating dtype; that of the parameters, or the default dtype, if None.
 
     Returns:
@@ -198,7 +204,8 @@ def cauchy(
     Args:
         key: `[2]`.
         shape: Of the result; what `loc` and `scale` broadcast to if None.
-        loc, scale: Numbers, or tensors that broadcast to the shape.
+        loc: A number, or a tensor that broadcasts to the shape.
+        scale: Likewise.
         dtype: A floating dtype; that of the parameters, or the default dtype, if None.
 
     Returns:
@@ -241,7 +248,8 @@ def randint(
     Args:
         key: `[2]`.
         shape: Of the result; what the bounds broadcast to if None.
-        low, high: Whole numbers at most `2**32` apart, or integer tensors that broadcast to the shape.
+        low: A whole number, or an integer tensor that broadcasts to the shape.
+        high: Likewise, at most `2**32` above `low`.
         dtype: Of the result.
 
     Returns:

@@ -124,7 +124,8 @@ def aligner(
     target = logical_dtype(operands) if promote and len(dtypes) > 1 else None
 
     def align(tensor: Tensor) -> Tensor:
-        if type(tensor) is not BatchTensor or tensor.level is not level:
+        if not level.mapped(tensor):
+            tensor = level.physical(tensor)
             if target is not None and rank == 0 and tensor.dtype is not torch.bool and tensor.dtype is not target:
                 return tensor.to(target)
             return tensor

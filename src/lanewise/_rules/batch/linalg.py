@@ -14,7 +14,6 @@ leading(
     aten._linalg_eigh.default,
     aten._linalg_eigvals.default,
     aten._linalg_svd.default,
-    aten.cholesky.default,
     aten.cholesky_inverse.default,
     aten.geqrf.default,
     aten.linalg_cholesky_ex.default,
@@ -26,6 +25,8 @@ leading(
     aten.linalg_lu_factor_ex.default,
     aten.linalg_qr.default,
     aten.ormqr.default,
+    # torch 2.14 has done without it.
+    *[op for op in [getattr(getattr(aten, "cholesky", None), "default", None)] if op is not None],
     least=2,
 )
 
