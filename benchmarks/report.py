@@ -129,11 +129,15 @@ def markdown(results: list[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# Groups of single operations, which the short table leaves to the long one.
+_SINGLE = ("conv", "indexing")
+
+
 def summary(results: list[Result]) -> str:
     """What is measured against torch.func, as a short table: the work, and the ratio."""
     lines = ["| workload | torch.func | Lanewise | ratio |", "|---|---:|---:|---:|"]
     for result in results:
-        if {OWN, TORCH_FUNC} <= result.seconds.keys():
+        if {OWN, TORCH_FUNC} <= result.seconds.keys() and result.workload.group not in _SINGLE:
             own, peer = result.seconds[OWN], result.seconds[TORCH_FUNC]
             cells = [result.workload.about, duration(peer), duration(own), f"{peer / own:.2f}"]
             lines.append("| " + " | ".join(cells) + " |")
