@@ -146,8 +146,9 @@ def _give_back(level: LaneLevel, leaves: list, dims: list, lanes: list, place: t
     """Write to the arguments what was written to lanes that had to be copied, for all pairs with those around."""
     if level.outer is None or not level.journal.copies:
         return
+    written = level.journal.written()
     for leaf, dim, lane in zip(leaves, dims, lanes, strict=True):
-        if dim is not None and memory(lane.value) in level.journal.copies:
+        if dim is not None and memory(lane.value) in written:
             rows = lane_rows(leaf, dim, place)
             if memory(rows) != memory(lane.value):
                 rows.copy_(level.lowered(lane)[0])

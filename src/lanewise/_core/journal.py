@@ -32,46 +32,60 @@ class Journal:
     Attributes:
         given: Tensors `[B, *S]` of the plane below that were there before, with all lanes. None: every tensor counts
             that has the lanes of `base` or more.
-        copies: A tensor, its lanes (None: all) and what it held, by the place of its memory.
+        copies: A tensor, its lanes (None: all) and what it held, by the place of its elements, oldest first.
     """
 
-    __slots__ = ("given", "base", "copies", "_memory")
+    __slots__ = ("given", "base", "copies", "_views")
 
     def __init__(self, given: list[Tensor] | None, base: Lanes | None = None) -> None:
         self.given = given
         self.base = base
-        self.copies: dict[int, tuple[Tensor, Lanes | None, Tensor]] = {}
-        self._memory: dict[int, Tensor] | None = None
+        self.copies: dict[tuple, tuple[Tensor, Lanes | None, Tensor]] = {}
+        self._views: dict[int, list[Tensor]] | None = None
 
     def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
-        """Keep what `value`, or the tensor given that it shares memory with, holds now."""
-        place = memory(value)
-        if place in self.copies:
-            return
+        """Keep what `value`, or the tensors given that share memory with it, hold now."""
         if self.given is None:
-            if home is not None and self.base is not None and not self.base.within(home):
-                return
-        else:
-            if self._memory is None:
-                self._memory = {memory(tensor): tensor for tensor in self.given}
-            if place not in self._memory:
-                return
-            value, home = self._memory[place], self.base
-        self.copies[place] = (value, home, level.below(_copy, value))
+            if home is None or self.base is None or self.base.within(home):
+                self._copy(level, value, home)
+            return
+        if self._views is None:
+            self._views = {}
+            for tensor in self.given:
+                self._views.setdefault(memory(tensor), []).append(tensor)
+        # All of them, for several may be views of one memory; none again.
+        for tensor in self._views.pop(memory(value), ()):
+            self._copy(level, tensor, self.base)
+
+    def _copy(self, level: Any, value: Tensor, home: Lanes | None) -> None:
+        place = elements(value)
+        if place not in self.copies:
+            self.copies[place] = (value, home, level.below(_copy, value))
+
+    def add(self, value: Tensor, copy: Tensor) -> None:
+        """Keep a copy that was taken elsewhere, of a tensor without lanes."""
+        self.copies.setdefault(elements(value), (value, None, copy))
+
+    def written(self) -> set[int]:
+        """The memory that was written to."""
+        return {place[0] for place in self.copies}
 
     def pass_on(self, other: "Journal") -> None:
         """Tell the journal of the call around this one what was written."""
-        given = None if other.given is None else {memory(tensor): tensor for tensor in other.given}
+        given = None if other.given is None else {memory(tensor) for tensor in other.given}
         for place, (value, home, copy) in self.copies.items():
-            if given is not None and place not in given:
+            if given is not None and place[0] not in given:
                 continue
             if given is None and home is not None and other.base is not None and not other.base.within(home):
                 continue
             other.copies.setdefault(place, (value, home, copy))
 
     def undo(self, level: Any, rows: Tensor | None = None) -> None:
-        """Write the copies back, for all lanes or for the rows of `base` given."""
-        for value, home, copy in self.copies.values():
+        """Write the copies back, for all lanes or for the rows of `base` given.
+
+        The newest first: where views overlap, a later copy holds what was written through an earlier one.
+        """
+        for value, home, copy in reversed(self.copies.values()):
             if tracked(value):
                 raise TransformError(
                     at_user_line(
@@ -95,6 +109,13 @@ def memory(value: Tensor) -> int:
     while isinstance(value, Plane):
         value = value.value
     return value.untyped_storage().data_ptr()
+
+
+def elements(value: Tensor) -> tuple:
+    """Which elements of which memory a tensor of any plane holds; tensors of the same have the same."""
+    while isinstance(value, Plane):
+        value = value.value
+    return (memory(value), value.storage_offset(), tuple(value.shape), value.stride())
 
 
 def _copy(value: Tensor) -> Tensor:

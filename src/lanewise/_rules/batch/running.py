@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
 from lanewise._core.factories import route, unrouted
-from lanewise._core.journal import Journal, memory
+from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import Level, current_level
 from lanewise._core.plane import Plane, detached
@@ -124,7 +124,7 @@ def _prepare_to_run_again(steps: list[Step], target: Tensor, written: int) -> No
             if isinstance(level.journal, list):
                 level.journal = Journal([given for given in level.journal if isinstance(given, Tensor)])
             held = level.below(lambda: detached(target) - written)
-            level.journal.copies.setdefault(memory(target), (target, None, held))
+            level.journal.add(target, held)
 
 
 def _steps_down(level: Level, target: Tensor, operands: list[Tensor]) -> list[Step]:
