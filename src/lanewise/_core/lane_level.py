@@ -105,6 +105,7 @@ class LaneLevel(BatchLevel):
 
     def wrap(self, value: Tensor) -> BatchTensor:
         """`[n, *S]` in the plane below, for the lanes that run -> `[*S]` on this plane."""
+        # `BatchLevel.wrap`, written out: every operation comes here.
         out = make_wrapper(
             BatchTensor, value.shape[1:], value.stride()[1:], None, None, value.dtype, torch.strided, value.device
         )
@@ -165,16 +166,15 @@ class LaneLevel(BatchLevel):
         if tensor.level is self:
             if not tensor.mapped or tensor.home is lanes:
                 return tensor
-        elif not self.covers(tensor.level):
-            return tensor
-        if tensor.level is not self and is_grad_enabled() and recorded(tensor):
-            # Its graph is on the plane between the two levels, which there is not.
-            raise Restart(self, structured=True, flat=False)
-        if not tensor.mapped:
-            return tensor if tensor.level is self else self.adopt(tensor.value)
+        else:
+            if not self.covers(tensor.level):
+                return tensor
+            if is_grad_enabled() and recorded(tensor):
+                # Its graph is on the plane between the two levels, which there is not.
+                raise Restart(self, structured=True, flat=False)
+            if not tensor.mapped:
+                return self.adopt(tensor.value)
         home = home_of(tensor)
-        if home is lanes and tensor.level is self:
-            return tensor
         kept = getattr(tensor, "gathered", None)
         # A write through a view need not change the version of what it is a view of: any write counts.
         version = (self.writes, 0 if tensor.value.is_inference() else tensor.value._version)
@@ -206,11 +206,13 @@ class LaneLevel(BatchLevel):
         return out
 
     def check_write_outside(self, level: Level) -> None:
+        """Before a write to a tensor of a level around."""
         if self._lanes is not self.root and self.covers(level):
             # Some pairs run: which lanes of the outer level are to be written is known where they part on their own.
             raise Restart(self, structured=True, flat=False)
 
     def forget_gathered(self) -> None:
+        """Gather anew from here on."""
         # The count of writes is part of what gathered values are kept by.
         self.writes += 1
 
