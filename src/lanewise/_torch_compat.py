@@ -145,6 +145,7 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 # Number of active TorchDispatchModes, and the means to set them aside and back. Without them, modes would see wrappers.
 dispatch_mode_count = torch._C._len_torch_dispatch_stack
+function_mode_count = torch._C._len_torch_function_stack
 dispatch_mode_at = torch._C._get_dispatch_stack_at
 pop_dispatch_mode = torch.utils._python_dispatch._pop_mode
 push_dispatch_mode = torch.utils._python_dispatch._push_mode

@@ -50,7 +50,7 @@ class _Stack(threading.local):
         self.here: Level | None = None
 
 
-_stack = _Stack()
+_stack = standing = _Stack()
 
 
 class _Names:

@@ -16,6 +16,7 @@ from lanewise._rules.batch import (  # noqa: F401
     linalg,
     losses,
     matmul,
+    methods,
     norm,
     pointwise,
     pooling,
