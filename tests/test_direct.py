@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lanewise._core.batch as batch
 from lanewise import grad, vmap
+from lanewise._core import batch, hot
 
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "eq", "ne", "gt", "ge"]
 BITS = ["and_", "or_", "xor"]
@@ -160,8 +160,6 @@ def test_tensors_kept_from_a_transform_that_has_ended_raise() -> None:
 
 def test_operators_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     # A result that came through the dispatcher was wrapped by the level, or by a path of its own: count all wrappers.
-    from lanewise._core import hot
-
     made: list[str] = []
     for module, name in ((hot, "hot"), (batch, "level")):
         own = module.make_wrapper
