@@ -50,4 +50,9 @@ def once(body: list[ast.stmt]) -> ast.stmt:
 
 
 def thunk(body: ast.expr) -> ast.expr:
-    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), body)
+    return function([], body)
+
+
+def function(names: list[str], body: ast.expr) -> ast.expr:
+    """`lambda a, b: body`"""
+    return ast.Lambda(ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, []), body)

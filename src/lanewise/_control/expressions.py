@@ -1,9 +1,11 @@
 """The expressions of a function, rewritten so that lanes can take different ways through them."""
 
 import ast
+import copy
 from typing import Any
 
-from lanewise._control.builders import call, load_name, runtime, thunk
+from lanewise._control.arithmetic import arithmetic
+from lanewise._control.builders import call, function, load_name, runtime, thunk
 from lanewise._control.source import Function, Unsupported, argument_names
 
 _NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})
@@ -21,6 +23,7 @@ class Expressions(ast.NodeTransformer):
         thunks: Number of operands around, which not all lanes evaluate.
         count: Number of names that were made up.
         changing: Whether the function may change a list, a dict or an attribute.
+        apart: Whether the operations of an expression are to go one by one.
     """
 
     def __init__(self, node: Function) -> None:
@@ -30,6 +33,7 @@ class Expressions(ast.NodeTransformer):
         self.thunks = 0
         self.count = 0
         self.changing = False
+        self.apart = False
 
     def new(self) -> str:
         self.count += 1
@@ -91,13 +95,35 @@ class Expressions(ast.NodeTransformer):
         out = call(runtime("choose"), test, self.later(node.body), self.later(node.orelse))
         return ast.copy_location(out, node)
 
+    def fused(self, node: ast.expr) -> ast.expr | None:
+        """An expression of elementwise operations, to be computed as a whole; None if it does anything else."""
+        found = None if self.apart else arithmetic(node)
+        if found is None:
+            return None
+        values = [self.visit(operand) for operand in found.operands.values()]
+        operations: list[ast.expr] = [function(list(found.operands), found.body)]
+        if found.calls:
+            self.apart = True
+            operations.append(function(list(found.operands), self.visit(copy.deepcopy(found.body))))
+            self.apart = False
+        else:
+            operations.append(ast.Constant(None))
+        return ast.copy_location(call(runtime("fused"), *operations, *values), node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        return self.fused(node) or self.generic_visit(node)  # type: ignore[return-value]
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if (out := self.fused(node)) is not None:
+            return out
         node.operand = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
             return ast.copy_location(call(runtime("negation"), node.operand), node)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        if (out := self.fused(node)) is not None:
+            return out
         if len(node.ops) == 1:
             return self.comparison(node, self.visit(node.left), node.ops[0], self.visit(node.comparators[0]))
         middle = self.visit(node.comparators[0])
@@ -136,6 +162,8 @@ class Expressions(ast.NodeTransformer):
         return ast.copy_location(out, node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
+        if (out := self.fused(node)) is not None:
+            return out
         func = node.func
         node.args = [self.visit(arg) for arg in node.args]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]

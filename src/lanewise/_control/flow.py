@@ -9,6 +9,7 @@ from torch import Tensor
 from lanewise._control import compiling
 from lanewise._control.callees import fn
 from lanewise._control.changes import changes, changes_outside, holds_iterators, made
+from lanewise._control.fusion import fused
 from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
@@ -28,7 +29,19 @@ from lanewise._core.lanes import (
     merge_target,
 )
 
-__all__ = ["changes", "changes_outside", "contains", "fn", "item", "key", "lacks", "made", "picked", "set_item"]
+__all__ = [
+    "changes",
+    "changes_outside",
+    "contains",
+    "fn",
+    "fused",
+    "item",
+    "key",
+    "lacks",
+    "made",
+    "picked",
+    "set_item",
+]
 
 AssertionError = builtins.AssertionError
 locals = builtins.locals

@@ -14,6 +14,7 @@ from lanewise._core.lanes import (
     Boundary,
     Disagreement,
     Lanes,
+    Parting,
     Restart,
     Target,
     Unmergeable,
@@ -24,6 +25,7 @@ from lanewise._core.lanes import (
 from lanewise._core.level import on_plane
 from lanewise._core.missing import parting
 from lanewise._core.plane import Plane, recorded, sync
+from lanewise._core.rows import choose_rows
 from lanewise._torch_compat import apply_plainly, current_graph_task_id, is_grad_enabled, set_grad_enabled
 from lanewise.errors import TransformError, at_user_line
 
@@ -98,7 +100,11 @@ def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: 
         if len(values) == 2 and all(level.mapped(value) and value.home is target.lanes for value in values):
             # Both are known for all lanes: a choice costs less than taking rows and putting them together.
             first, second = [value.value for value in values]  # type: ignore[attr-defined]
-            return level.wrap(level.below(_chosen, target.order, pieces[0].size, first, second))
+            mask = target.mask
+            if mask is None:
+                with on_plane(None):
+                    mask = target.order < pieces[0].size
+            return level.wrap(level.below(choose_rows, mask, first, second))
         rows = [_rows(level, value, piece) for value, piece in zip(values, pieces, strict=True)]
         return level.wrap(level.below(_put_together, rows, target.order))
     finally:
@@ -116,12 +122,6 @@ def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
 
 def _put_together(rows: list[Tensor], order: Tensor) -> Tensor:
     return torch.cat(rows).index_select(0, order.to(rows[0].device))
-
-
-def _chosen(order: Tensor, size: int, first: Tensor, second: Tensor) -> Tensor:
-    with on_plane(None):
-        mask = (order < size).view(-1, *[1] * (first.dim() - 1)).to(first.device)
-    return torch.where(mask, first, second)
 
 
 def _above(level: LaneLevel, values: Any) -> Any:
@@ -351,7 +351,7 @@ def _boundary_of(level: LaneLevel) -> Boundary | None:
 
 
 def decide(level: LaneLevel, value: Any) -> Any:
-    """What a condition says: True or False where lanes agree, else the positions of those for which it holds or not.
+    """What a condition says: True or False where lanes agree, else the sides for which it holds or not.
 
     Args:
         level: The level whose lanes may part.
@@ -377,12 +377,12 @@ def decide(level: LaneLevel, value: Any) -> Any:
     rows = plainly(here.value)
     with on_plane(None):
         flags = rows if rows.dim() == 1 else rows.reshape(-1)
-        if flags.dtype is not torch.bool:
-            flags = flags != 0
+        # A copy: which lanes went where is asked later, and the value may be written to until then.
+        flags = flags.clone() if flags.dtype is torch.bool else flags != 0
         count = int(flags.count_nonzero())
         if count == 0 or count == flags.shape[0]:
             return bool(count)
-        return flags.nonzero().squeeze(1), flags.logical_not().nonzero().squeeze(1)
+        return Parting(flags, count).sides()
 
 
 def innermost(level: Any) -> Any:

@@ -13,22 +13,72 @@ from torch import Tensor
 
 from lanewise._core.level import on_plane
 
+try:
+    import numpy
+except ImportError:  # torch does without it, and so do we
+    numpy = None
+
+
+class Parting:
+    """Where lanes part in two.
+
+    Attributes:
+        mask: Which of them take the first side `[n]`, bool.
+        count: How many.
+    """
+
+    __slots__ = ("mask", "count")
+
+    def __init__(self, mask: Tensor, count: int) -> None:
+        self.mask = mask
+        self.count = count
+
+    def sides(self) -> "tuple[Side, Side]":
+        """The lanes that take the first side, and the others."""
+        return Side(self, True, self.count), Side(self, False, self.mask.shape[0] - self.count)
+
+
+class Side:
+    """The lanes that take one side. Their positions are found when they are asked for: many branches need none."""
+
+    __slots__ = ("parting", "first", "size")
+
+    def __init__(self, parting: Parting, first: bool, size: int) -> None:
+        self.parting = parting
+        self.first = first
+        self.size = size
+
+    def positions(self) -> Tensor:
+        """Positions among the lanes that part `[size]`."""
+        with on_plane(None):
+            mask = self.parting.mask
+            return true_places(mask if self.first else mask.logical_not())
+
+
+def true_places(mask: Tensor) -> Tensor:
+    """Where a mask [n] is True."""
+    if numpy is not None and mask.is_cpu:
+        # torch's kernel branches on each element, which takes up to ten times as long where they are in no order.
+        return torch.from_numpy(numpy.flatnonzero(mask.numpy()))
+    return mask.nonzero().squeeze(1)
+
 
 class Lanes:
     """A set of lanes.
 
     Attributes:
         parent: The set that it is part of, None for a root.
-        index: Positions in the parent `[size]`, int64; None for a root.
+        side: The side that it is where the lanes of the parent parted in two, or None.
         size: How many.
         depth: Number of ancestors.
     """
 
-    __slots__ = ("parent", "index", "size", "depth", "_positions", "_inverse")
+    __slots__ = ("parent", "side", "size", "depth", "_index", "_positions", "_inverse")
 
-    def __init__(self, parent: "Lanes | None", index: Tensor | None, size: int) -> None:
+    def __init__(self, parent: "Lanes | None", index: "Tensor | Side | None", size: int) -> None:
         self.parent = parent
-        self.index = index
+        self.side = index if type(index) is Side else None
+        self._index: Any = None if self.side else index
         self.size = size
         self.depth = 0 if parent is None else parent.depth + 1
         self._positions: dict[Lanes, Tensor] = {}
@@ -36,6 +86,13 @@ class Lanes:
 
     def __repr__(self) -> str:
         return f"Lanes(size={self.size}, depth={self.depth})"
+
+    @property
+    def index(self) -> Tensor:
+        """Positions in the parent `[size]`, int64. (A root has none.)"""
+        if self._index is None and self.side is not None:
+            self._index = self.side.positions()
+        return self._index
 
     def within(self, other: "Lanes") -> bool:
         """Whether the set is `other` or a part of it."""
@@ -47,7 +104,7 @@ class Lanes:
     def positions(self, ancestor: "Lanes") -> Tensor:
         """Where the lanes are in an ancestor `[size]`."""
         if self.parent is ancestor:
-            return self.index  # type: ignore[return-value]
+            return self.index
         found = self._positions.get(ancestor)
         if found is None:
             with on_plane(None):
@@ -63,7 +120,6 @@ class Lanes:
             node = node.parent
         found = node._positions.get(ancestor)
         for node in reversed(chain):
-            assert node.index is not None
             found = node.index if found is None else found.index_select(0, node.index)
             node._positions[ancestor] = found
         return torch.arange(self.size) if found is None else found
@@ -104,9 +160,9 @@ class Lanes:
 EMPTY = Lanes(None, None, 0)
 
 
-def child(lanes: Lanes, positions: Tensor) -> Lanes:
+def child(lanes: Lanes, positions: Tensor | Side) -> Lanes:
     """The lanes at `positions` [n] of `lanes`."""
-    return Lanes(lanes, positions, positions.shape[0])
+    return Lanes(lanes, positions, positions.size if type(positions) is Side else positions.shape[0])
 
 
 def common_ancestor(a: Lanes, b: Lanes) -> Lanes:
@@ -122,25 +178,46 @@ class Target:
 
     Attributes:
         lanes: The set they make: the one they parted from, or a part of it where some have gone elsewhere.
-        order: Positions in the values of all pieces, one after the other, `[lanes.size]`.
+        mask: Where they are the two sides of one parting: which of them are of the first piece `[lanes.size]`, or None.
     """
 
-    __slots__ = ("lanes", "order")
+    __slots__ = ("lanes", "mask", "_order")
 
-    def __init__(self, lanes: Lanes, order: Tensor) -> None:
+    def __init__(self, lanes: Lanes, order: Tensor | None, mask: Tensor | None = None) -> None:
         self.lanes = lanes
-        self.order = order
+        self.mask = mask
+        self._order = order
+
+    @property
+    def order(self) -> Tensor:
+        """Positions in the values of all pieces, one after the other, `[lanes.size]`."""
+        if self._order is None:
+            assert self.mask is not None
+            with on_plane(None):
+                places = torch.cat([true_places(self.mask), true_places(self.mask.logical_not())])
+                self._order = _inverted(places)
+        return self._order
+
+
+def _inverted(places: Tensor) -> Tensor:
+    """The inverse of a permutation [n]."""
+    return torch.empty_like(places).scatter_(0, places, torch.arange(places.shape[0], device=places.device))
 
 
 def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
     """The set that disjoint `pieces` of `base` make together."""
+    if len(pieces) == 2:
+        a, b = pieces[0].side, pieces[1].side
+        if a and b and a.parting is b.parting and a is not b and pieces[0].parent is base is pieces[1].parent:
+            with on_plane(None):
+                return Target(base, None, a.parting.mask if a.first else b.parting.mask.logical_not())
     with on_plane(None):
         places = torch.cat([piece.positions(base) for piece in pieces])
-        numbers = torch.arange(places.shape[0], device=places.device)
         if places.shape[0] == base.size:
-            return Target(base, torch.empty_like(places).scatter_(0, places, numbers))
+            return Target(base, _inverted(places))
+        numbers = torch.arange(places.shape[0], device=places.device)
         inverse = torch.full((base.size,), -1, device=places.device).scatter_(0, places, numbers)
-        kept = (inverse >= 0).nonzero().squeeze(1)
+        kept = true_places(inverse >= 0)
         return Target(child(base, kept), inverse[kept])
 
 

