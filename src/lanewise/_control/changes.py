@@ -172,7 +172,9 @@ def built(kind: type, *args: Any, **kwargs: Any) -> Any:
 
 def holds_iterators(variables: Any) -> bool:
     """Whether one of the variables where lanes part is an iterator: each lane would have one of its own."""
-    return any(
-        hasattr(type(value), "__next__") and not name.startswith("_lw") and not isinstance(value, Tensor)
-        for name, value in variables.items()
-    )
+    for value in variables.values():
+        if hasattr(type(value), "__next__"):
+            break
+    else:
+        return False
+    return any(hasattr(type(value), "__next__") and not name.startswith("_lw") for name, value in variables.items())

@@ -15,6 +15,7 @@ from lanewise._core.hot import inert
 from lanewise._core.level import standing
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
+    current_graph_task_id,
     dispatch_mode_count,
     function_mode_count,
     include_key,
@@ -39,14 +40,23 @@ def unwatched(level: Any) -> bool:
     )
 
 
+def gathers(level: Any) -> bool:
+    """Whether operands of other lanes are to be gathered for those that run, as they are but in a backward pass."""
+    return level.alive and current_graph_task_id() == -1
+
+
 def unary_method(name: str, call: Callable[[Any], Any]) -> None:
     """Let the method `name` of tensors with lanes be `call`, elementwise, on the plane below."""
     own = getattr(Tensor, name)
 
     def method(x: Any, *args: Any, **kwargs: Any) -> Any:
         level = x.level
-        if args or kwargs or not x.mapped or x.home is not level.lanes or not unwatched(level) or _recorded(x):
+        if args or kwargs or not x.mapped or not unwatched(level) or _recorded(x):
             return own(x, *args, **kwargs)
+        if x.home is not level.lanes:
+            if not gathers(level):
+                return own(x)
+            x = level.here(x)
         value = x.value
         if level.parent is not None or not inert(value):
             return _like(x, level.below(call, value))
@@ -70,11 +80,15 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
 
     def method(x: Any, y: Any) -> Any:
         level = x.level
-        home = x.home
-        if not x.mapped or home is not level.lanes or not unwatched(level) or _recorded(x):
+        if not x.mapped or not unwatched(level) or _recorded(x):
             return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
-        value = x.value
         kind = type(y)
+        home = level.lanes
+        if x.home is not home or (kind is BatchTensor and y.home is not home):
+            if not gathers(level) or (kind is BatchTensor and (y.level is not level or _recorded(y))):
+                return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
+            x, y = level.here(x), level.here(y)
+        value = x.value
         number = kind in _NUMBERS
         direct = level.parent is None and inert(value)
         if number:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.failing import part_by_failure
 from lanewise._core.journal import keep
-from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine
+from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine, true_places
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.plane import (
     Plane,
@@ -24,7 +24,17 @@ from lanewise._core.plane import (
     written_arguments,
 )
 from lanewise._core.random import is_random
-from lanewise._core.rows import FUSED, SUMS, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows, take_rows
+from lanewise._core.rows import (
+    FUSED,
+    SUMS,
+    by_outer_lane,
+    fill_rows,
+    gather,
+    gather_rows,
+    put_rows,
+    spread_rows,
+    take_rows,
+)
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     OpOverload,
@@ -182,14 +192,14 @@ class LaneLevel(BatchLevel):
         if kept is not None and kept[0] is lanes and kept[1] == version and (kept[3] or not grads):
             return kept[2]
         if lanes.within(home):
-            value = self.below(gather_rows, tensor.value, lanes.positions(home))
+            value = gather(self, tensor.value, lanes.positions(home))
         elif home.within(lanes) and partial(tensor):
             value = self.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
         elif partial(tensor):
             value = self.below(take_rows, tensor.value, home, lanes)
         elif (places := lanes.places(home)) is not None:
             # Lanes that parted, came together and parted again in the same way.
-            value = self.below(gather_rows, tensor.value, places)
+            value = gather(self, tensor.value, places)
         else:
             raise TransformError(
                 at_user_line(
@@ -198,10 +208,8 @@ class LaneLevel(BatchLevel):
                     "return the value, or assign it to a variable in both branches",
                 )
             )
-        running = self._lanes
-        self._lanes = lanes
         out = self.wrap(value)
-        self._lanes = running
+        out.home = lanes
         tensor.gathered = (lanes, version, out, grads)
         return out
 
@@ -269,7 +277,7 @@ class LaneLevel(BatchLevel):
             mask = torch.zeros(base.size, dtype=torch.bool, device=a.positions(base).device)
             mask[a.positions(base)] = True
             mask[b.positions(base)] = True
-            kept = mask.nonzero().squeeze(1)
+            kept = true_places(mask)
         return base if kept.shape[0] == base.size else child(base, kept)
 
     # --- operations ------------------------------------------------------------------------------------------------

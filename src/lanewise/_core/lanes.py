@@ -51,15 +51,14 @@ class Side:
     def positions(self) -> Tensor:
         """Positions among the lanes that part `[size]`."""
         with on_plane(None):
-            mask = self.parting.mask
-            return true_places(mask if self.first else mask.logical_not())
+            return true_places(self.parting.mask if self.first else self.parting.mask.logical_not())
 
 
 def true_places(mask: Tensor) -> Tensor:
     """Where a mask [n] is True."""
     if numpy is not None and mask.is_cpu:
         # torch's kernel branches on each element, which takes up to ten times as long where they are in no order.
-        return torch.from_numpy(numpy.flatnonzero(mask.numpy()))
+        return torch.from_numpy(mask.numpy().nonzero()[0])
     return mask.nonzero().squeeze(1)
 
 
@@ -88,8 +87,8 @@ class Lanes:
         return f"Lanes(size={self.size}, depth={self.depth})"
 
     @property
-    def index(self) -> Tensor:
-        """Positions in the parent `[size]`, int64. (A root has none.)"""
+    def index(self) -> Any:
+        """Positions in the parent `[size]`, int64; None for a root."""
         if self._index is None and self.side is not None:
             self._index = self.side.positions()
         return self._index
@@ -162,7 +161,7 @@ EMPTY = Lanes(None, None, 0)
 
 def child(lanes: Lanes, positions: Tensor | Side) -> Lanes:
     """The lanes at `positions` [n] of `lanes`."""
-    return Lanes(lanes, positions, positions.size if type(positions) is Side else positions.shape[0])
+    return Lanes(lanes, positions, positions.size if isinstance(positions, Side) else positions.shape[0])
 
 
 def common_ancestor(a: Lanes, b: Lanes) -> Lanes:

@@ -311,7 +311,7 @@ class pin_grad_mode:
 class on_plane:
     """Stand on the plane of `level` (None: plain torch), so that it adopts the tensors made there."""
 
-    __slots__ = ("level", "saved", "keys")
+    __slots__ = ("level", "saved", "factory", "outside")
 
     def __init__(self, level: Level | None) -> None:
         self.level = level
@@ -319,16 +319,21 @@ class on_plane:
     def __enter__(self) -> None:
         self.saved = _stack.here
         _stack.here = self.level
-        # In plain torch, no operation need pass the Python kernels that look for a level.
-        self.keys = self.level is None, tls_is_included(FACTORY_KEY), tls_is_included(OUTSIDE_KEY)
-        if self.keys[0]:
-            include_key(FACTORY_KEY, False)
-            include_key(OUTSIDE_KEY, False)
+        self.factory = self.outside = False
+        if self.level is None:
+            # In plain torch, no operation need pass the Python kernels that look for a level.
+            if tls_is_included(FACTORY_KEY):
+                self.factory = True
+                include_key(FACTORY_KEY, False)
+            if tls_is_included(OUTSIDE_KEY):
+                self.outside = True
+                include_key(OUTSIDE_KEY, False)
 
     def __exit__(self, *exc: object) -> None:
-        if self.keys[0]:
-            include_key(FACTORY_KEY, self.keys[1])
-            include_key(OUTSIDE_KEY, self.keys[2])
+        if self.factory:
+            include_key(FACTORY_KEY, True)
+        if self.outside:
+            include_key(OUTSIDE_KEY, True)
         _stack.here = self.saved
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lanewise._core.hot import inert
 from lanewise._core.lanes import Lanes, common_ancestor
+from lanewise._torch_compat import OUTSIDE_KEY, include_key, tls_is_included
 
 aten = torch.ops.aten
 
@@ -39,6 +40,20 @@ FUSED: dict[Any, Callable] = {
 
 def by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
     return value.unflatten(0, (outer, own))
+
+
+def gather(level: Any, value: Tensor, places: Tensor) -> Tensor:
+    """Rows of a value on the plane below the level: every operand whose lanes have parted comes here."""
+    if level.parent is not None or not inert(value) or not value.is_cpu:
+        return level.below(gather_rows, value, places)
+    inside = tls_is_included(OUTSIDE_KEY)
+    if inside:
+        include_key(OUTSIDE_KEY, False)
+    try:
+        return value.index_select(0, places)
+    finally:
+        if inside:
+            include_key(OUTSIDE_KEY, True)
 
 
 def gather_rows(value: Tensor, places: Tensor) -> Tensor:
