@@ -19,6 +19,7 @@ from lanewise._control.numbers import one_number
 from lanewise._control.scopes import MUTATING
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
+from lanewise._core.direct import METHODS
 from lanewise._core.lanes import Lanes, Restart, Target, machine
 from lanewise._torch_compat import has_module_hooks
 
@@ -55,6 +56,8 @@ _PASS, _WRAPPER, _CALLBACKS, _APART = "pass", "wrapper", "callbacks", "apart"
 
 # Modules of libraries with functions that call their arguments.
 _CALLING = ("lanewise.", "torch._functorch.", "torch.autograd.functional", "torch.utils.checkpoint")
+# Modules of functions that are operations on tensors, or stand in for such.
+_OPERATIONS = ("torch.", "lanewise._core.")
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _CACHED = type(functools.lru_cache(len))
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
@@ -70,6 +73,8 @@ def fn(func: Any) -> Any:
     if kind is types.FunctionType:
         way = _ways.get(func.__code__)
         return instantiate(func, way) if type(way) is types.CodeType else _function(func)
+    if kind is types.MethodType and func.__func__ in METHODS:
+        return func
     return callee(func)
 
 
@@ -140,7 +145,7 @@ def _function(func: types.FunctionType) -> Any:
         return _unwrapped(func)
     if way is _CALLBACKS:
         return functools.partial(_with_callbacks, func)
-    if narrowed() and not str(func.__globals__.get("__name__")).startswith("torch."):
+    if narrowed() and not str(func.__globals__.get("__name__")).startswith(_OPERATIONS):
         return functools.partial(watched, func, None)
     return func
 
@@ -149,7 +154,8 @@ def _way(func: types.FunctionType) -> Any:
     if is_library(func):
         if func.__closure__ and hasattr(func, "__wrapped__"):
             return _WRAPPER
-        return _CALLBACKS if str(func.__globals__.get("__name__")).startswith(_CALLING) else _PASS
+        module = str(func.__globals__.get("__name__"))
+        return _CALLBACKS if module.startswith(_CALLING) and not module.startswith(_OPERATIONS) else _PASS
     code = converted_code(func)
     return _APART if isinstance(code, Unsupported) else code
 

@@ -28,6 +28,9 @@ from lanewise._torch_compat import (
 _recorded = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _NUMBERS = frozenset([int, float])
 
+# All such methods.
+METHODS: set[Callable] = set()
+
 
 def unwatched(level: Any) -> bool:
     """Whether an operation is one of the user's on the plane of `level`, and nobody watches."""
@@ -138,3 +141,4 @@ def _install(name: str, method: Callable, own: Callable) -> None:
     method.__doc__ = own.__doc__
     never_compile(method)
     setattr(BatchTensor, name, method)
+    METHODS.add(method)
