@@ -113,3 +113,35 @@ def changes_objects(body: list[ast.stmt]) -> bool:
             if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Attribute) and node.attr in MUTATING):
                 return True
     return False
+
+
+def loop_variables(body: list[ast.stmt]) -> dict[int, set[str]]:
+    """By the id of each `for` in a function: variables of it that are not read anywhere else."""
+    loops = [node for node in inside(body) if isinstance(node, ast.For)]
+    if not loops or any(name in _LOOKS for name in _reads(body)):
+        return {}
+    everywhere = _reads(body)
+    return {
+        id(node): {
+            name
+            for name in stores([node.target])
+            if everywhere.get(name, 0) == _reads([node.target, *node.body]).get(name, 0)
+        }
+        for node in loops
+    }
+
+
+# Functions that see variables without naming them.
+_LOOKS = frozenset({"locals", "vars", "dir", "eval", "exec"})
+
+
+def _reads(nodes: Iterable[ast.AST]) -> dict[str, int]:
+    """How often names are read or deleted, in functions inside too."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Store):
+                found[part.id] = found.get(part.id, 0) + 1
+            elif isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
+                found[part.target.id] = found.get(part.target.id, 0) + 1
+    return found

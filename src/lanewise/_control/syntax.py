@@ -40,6 +40,7 @@ from lanewise._control.scopes import (
     declared,
     inside,
     jumps_out,
+    loop_variables,
     nested_return,
     settled,
     stores,
@@ -71,6 +72,7 @@ class _Rewriter(Expressions):
         outer: Names that belong to a scope around it, and are assigned.
         closed: Names that functions inside see, and that lanes which go on may assign after others have returned.
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
+        passing: By the id of a `for`: its variables that nobody reads once it is over.
     """
 
     def __init__(self, node: Function, captured: frozenset[str]) -> None:
@@ -86,6 +88,7 @@ class _Rewriter(Expressions):
         self.suspects = set(stores(joining)) - self.outer
         self.closed = () if self.simple else tuple(sorted(captured & set(stores(body)) - self.outer))
         self.places: list[str | None] = []
+        self.passing = loop_variables(body)
 
     def run(self) -> None:
         for part in inside(self.body):
@@ -196,7 +199,8 @@ class _Rewriter(Expressions):
 
     def visit_For(self, node: ast.For) -> list[ast.stmt]:
         loop = self.new()
-        names = self.bound([node.target, *node.body, *node.orelse])
+        passing = self.passing.get(id(node), set()) - self.captured
+        names = [name for name in self.bound([node.target, *node.body, *node.orelse]) if name not in passing]
         if self.outer & set(stores([node.target])):
             raise Unsupported("the variable of a `for` belongs to a scope around the function")
         items = call(attribute(loop, "items"), self.visit(node.iter), ast.Constant(_is_temporary(node.iter)))
