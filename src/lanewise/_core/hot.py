@@ -14,7 +14,7 @@ from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
 from lanewise._core.level import makes_tensors, standing_level
-from lanewise._core.plane import interpret, map_tensors, sync
+from lanewise._core.plane import interpret, map_tensors
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule
 from lanewise._torch_compat import (
@@ -185,22 +185,31 @@ def operands_path(rule: Rule) -> Callable:
     def run(args: Any, kwargs: dict) -> Any:
         if kwargs:
             return NotImplemented
-        level = None
-        direct = not rule.guarded
+        level: Any = None
+        for arg in args:
+            if type(arg) is BatchTensor and arg.level is not level:
+                if level is None or arg.level.order > level.order:
+                    level = arg.level
+        if level is None:
+            return NotImplemented
+        lanes = level.lanes
+        direct = not rule.guarded and level.parent is None
         mapped = uniform = False
         for arg in args:
             kind = type(arg)
             if kind is BatchTensor:
-                level = arg.level if level is None else level
-                if arg.level is not level or arg.home is not level.lanes:
-                    return NotImplemented
-                if not arg.mapped and arg.origin is not None:
-                    sync(arg)
-                if arg.mapped:
-                    if arg.home is not level.lanes:
+                if arg.level is not level:
+                    # Of a plane below: a tensor without lanes, unless the lanes here are pairs with its own.
+                    if lanes is not None:
                         return NotImplemented
+                    continue
+                if arg.home is not lanes:
+                    return NotImplemented
+                if arg.mapped:
                     mapped = True
                 else:
+                    if arg.origin is not None:
+                        return NotImplemented
                     uniform = True
                 value = arg.value
             elif kind is Tensor:
@@ -213,11 +222,13 @@ def operands_path(rule: Rule) -> Callable:
                 continue
             if direct and not (inert(value) and value.is_cpu):
                 direct = False
-        if level is None or not mapped:
+        if not mapped:
             return NotImplemented
         if uniform:
-            args = [arg.value if type(arg) is BatchTensor and not arg.mapped else arg for arg in args]
-        if direct and level.parent is None and not is_any_autocast_enabled():
+            args = [
+                arg.value if type(arg) is BatchTensor and arg.level is level and not arg.mapped else arg for arg in args
+            ]
+        if direct and not is_any_autocast_enabled():
             out = rule.run(level, args, kwargs)
         else:
             out = level.below(rule.run, level, args, kwargs)

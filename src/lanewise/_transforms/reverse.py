@@ -363,11 +363,18 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
         with Recording() as inner:
             record = create_graph
             if record is None:
-                record = inner.outer and (any(recorded(ct) for ct in ct_leaves) or needs_graph(outputs, inputs))
+                record = any(kept) if outer else needs_graph(outputs, inputs)
+                record = inner.outer and (record or any(map(recorded, ct_leaves)))
             grads = pull_back(outputs, inputs, ct_leaves, inner.outer, create_graph=record, retain_graph=retain_graph)
             if create_graph is None:
                 grads = [free_below(g, inputs) for g in grads]
         return unflatten(grads, spec)
 
-    shown = untrack(value, inputs, outer)
+    # Which outputs somebody outside may differentiate: asked once, for what is shown and for each pull.
+    kept = [recorded(out) and needs_graph([out], inputs) for out in outputs] if outer else []
+    if outer:
+        free = [out if keep or not recorded(out) else detached(out) for out, keep in zip(outputs, kept)]
+        shown = unflatten(free, out_spec)
+    else:
+        shown = untrack(value, inputs, outer)
     return (shown, back, untrack(aux, inputs, outer)) if has_aux else (shown, back)
