@@ -12,6 +12,7 @@ import torch._C._autograd
 import torch._C._dynamo.eval_frame
 import torch._decomp
 import torch._library.custom_ops
+import torch._library.simple_registry
 import torch._ops
 import torch.autograd.forward_ad
 import torch.autograd.function
@@ -273,6 +274,25 @@ def never_compile(function: object) -> None:
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def look_up_rules(kind: type, rules: dict[Any, Callable]) -> None:
+    """Find the rules that are registered for a class of tensors in one dict, by operation.
+
+    torch looks for one before each operation on any class of its own kind, through three calls: 0.4 us. It keeps the
+    function that looks at its first use: where another class came before, it stays the slower one, which finds the
+    same.
+    """
+    registry = torch._library.simple_registry
+    own = getattr(registry, "find_torch_dispatch_rule", None)
+    if own is None:
+        return
+
+    def find(op: Any, torch_dispatch_class: type) -> Any:
+        return rules.get(op) if torch_dispatch_class is kind else own(op, torch_dispatch_class)
+
+    never_compile(find)
+    registry.find_torch_dispatch_rule = find
 
 
 # Autocast keys are left out below every plane: a value is cast once, on the plane where the user's code runs.

@@ -23,6 +23,7 @@ from lanewise._torch_compat import (
     current_graph_task_id,
     include_key,
     is_any_autocast_enabled,
+    look_up_rules,
     make_wrapper,
     never_compile,
     tls_is_included,
@@ -277,6 +278,9 @@ def _gathered(args: tuple) -> list | None:
 # The rules of each namespace stay registered for as long as its library object lives.
 _libraries: dict[str, Library] = {}
 
+_entries: dict[OpOverload, Callable] = {}
+look_up_rules(BatchTensor, _entries)
+
 
 def route(op: OpOverload, path: Callable) -> None:
     """Let the operation take `path` first when it meets a tensor with lanes.
@@ -311,6 +315,7 @@ def route(op: OpOverload, path: Callable) -> None:
 
     never_compile(enter)
     namespace = op.namespace
+    _entries[op] = enter
     library = _libraries.get(namespace)
     if library is None:
         library = _libraries[namespace] = Library(namespace, "FRAGMENT")
