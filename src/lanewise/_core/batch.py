@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
 from lanewise._core.layouts import run_with_layouts
-from lanewise._core.level import Level, standing_level
+from lanewise._core.level import Level, standing
 from lanewise._core.missing import find_rule
 from lanewise._core.plane import (
     Plane,
@@ -53,7 +53,7 @@ def lazy(value: Tensor) -> bool:
 
 def is_here(args: tuple) -> bool:
     """Whether an operand is of the plane that the operation was called on."""
-    here = standing_level()
+    here = standing.here
     for arg in args:
         if type(arg) is BatchTensor and arg.level is here:
             return True

@@ -24,9 +24,9 @@ from lanewise._torch_compat import (
     never_compile,
     tls_is_included,
 )
+from lanewise._torch_compat import forward_ad as _native
 
 _recorded = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-_NUMBERS = frozenset([int, float])
 
 # All such methods.
 METHODS: set[Callable] = set()
@@ -62,13 +62,19 @@ def unary_method(name: str, call: Callable[[Any], Any]) -> None:
             x = level.here(x)
         value = x.value
         if level.parent is not None or not inert(value):
-            return _like(x, level.below(call, value))
-        include_key(OUTSIDE_KEY, False)
-        try:
-            out = call(value)
-        finally:
-            include_key(OUTSIDE_KEY, True)
-        return _like(x, out)
+            out = level.below(call, value)
+        else:
+            include_key(OUTSIDE_KEY, False)
+            try:
+                out = call(value)
+            finally:
+                include_key(OUTSIDE_KEY, True)
+        wrapper = make_wrapper(BatchTensor, x.shape, out.stride()[1:], None, None, out.dtype, strided, out.device)
+        wrapper.value = out
+        wrapper.level = level
+        wrapper.mapped = True
+        wrapper.home = x.home
+        return wrapper
 
     _install(name, method, own)
 
@@ -81,30 +87,49 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
     own = getattr(Tensor, name)
     reflects = getattr(Tensor, forward or name)
 
+    def apart(x: Any, y: Any) -> Any:
+        return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
+
     def method(x: Any, y: Any) -> Any:
         level = x.level
-        if not x.mapped or not unwatched(level) or _recorded(x):
-            return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
+        # `unwatched`, written out as all that follows: these are the commonest operations of all.
+        if (
+            standing.here is not level
+            or not x.mapped
+            or not tls_is_included(OUTSIDE_KEY)
+            or dispatch_mode_count()
+            or function_mode_count()
+            or is_any_autocast_enabled()
+            or _recorded(x)
+        ):
+            return apart(x, y)
         kind = type(y)
         home = level.lanes
         if x.home is not home or (kind is BatchTensor and y.home is not home):
             if not gathers(level) or (kind is BatchTensor and (y.level is not level or _recorded(y))):
-                return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
+                return apart(x, y)
             x, y = level.here(x), level.here(y)
         value = x.value
-        number = kind in _NUMBERS
-        direct = level.parent is None and inert(value)
-        if number:
+        direct = (
+            level.parent is None
+            and type(value) is Tensor
+            and not (value.requires_grad or value.is_conj() or value.is_neg())
+            and _native._current_level < 0
+        )
+        if kind is float or kind is int:
             other = y
-        elif kind is BatchTensor and y.level is level and y.mapped and y.home is home and not _recorded(y):
+            shape = x.shape
+        elif kind is BatchTensor and y.level is level and y.mapped and not _recorded(y):
             other = y.value
             if other.dtype is not value.dtype or other.dim() != value.dim():
-                return reflects(y, x) if forward else own(x, y)
-            direct = direct and inert(other)
+                return apart(x, y)
+            direct = direct and type(other) is Tensor and not (other.requires_grad or other.is_conj() or other.is_neg())
+            shape = None
         elif kind is Tensor and y.dtype is value.dtype and y.dim() < value.dim() and y.layout is strided and inert(y):
             other = y
+            shape = None
         else:
-            return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
+            return apart(x, y)
         if direct:
             include_key(OUTSIDE_KEY, False)
             try:
@@ -113,10 +138,9 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
                 include_key(OUTSIDE_KEY, True)
         else:
             out = level.below(call, value, other)
-        if number:
-            return _like(x, out)
-        # `level.wrap`, written out.
-        wrapper = make_wrapper(BatchTensor, out.shape[1:], out.stride()[1:], None, None, out.dtype, strided, out.device)
+        if shape is None:
+            shape = out.shape[1:]
+        wrapper = make_wrapper(BatchTensor, shape, out.stride()[1:], None, None, out.dtype, strided, out.device)
         wrapper.value = out
         wrapper.level = level
         wrapper.mapped = True
@@ -124,16 +148,6 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         return wrapper
 
     _install(name, method, own)
-
-
-def _like(x: BatchTensor, out: Tensor) -> BatchTensor:
-    """`out`, of the shape of the value below `x`, on the plane of `x`."""
-    wrapper = make_wrapper(BatchTensor, x.shape, out.stride()[1:], None, None, out.dtype, strided, out.device)
-    wrapper.value = out
-    wrapper.level = x.level
-    wrapper.mapped = True
-    wrapper.home = x.home
-    return wrapper
 
 
 def _install(name: str, method: Callable, own: Callable) -> None:

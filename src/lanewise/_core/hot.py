@@ -13,7 +13,7 @@ from torch.library import Library, register_torch_dispatch
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
-from lanewise._core.level import makes_tensors, standing_level
+from lanewise._core.level import makes_tensors, standing
 from lanewise._core.plane import interpret, map_tensors
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule
@@ -58,7 +58,12 @@ def pointwise_path(call: Callable) -> Callable:
         if home is not level.lanes:
             return NotImplemented
         value = x.value
-        direct = level.parent is None and inert(value)
+        direct = (
+            level.parent is None
+            and type(value) is Tensor
+            and not (value.requires_grad or value.is_conj() or value.is_neg())
+            and _native._current_level < 0
+        )
         if len(args) == 1:
             out = call(value) if direct else level.below(call, value)
         else:
@@ -129,6 +134,48 @@ def _captured_first(call: Callable, args: Any) -> Any:
     if y.level.parent is None and inert(x) and inert(value):
         return y.level.wrap(call(x, value))
     return y.level.wrap(y.level.below(call, x, value))
+
+
+def choice_path(call: Callable) -> Callable:
+    """`where(condition, x, y)`"""
+
+    def run(args: Any, kwargs: dict) -> Any:
+        level: Any = None
+        for arg in args:
+            if type(arg) is BatchTensor and arg.mapped:
+                level = arg.level
+                break
+        if level is None or kwargs:
+            return NotImplemented
+        lanes = level.lanes
+        direct = level.parent is None
+        rank = narrow = 0
+        values: list[Tensor] = []
+        for arg in args:
+            if type(arg) is BatchTensor:
+                if arg.level is not level or arg.home is not lanes:
+                    return NotImplemented
+                value = arg.value
+                if arg.mapped:
+                    if rank and value.dim() != rank:
+                        return NotImplemented
+                    rank = value.dim()
+                elif arg.origin is None:
+                    narrow = max(narrow, value.dim() + 1)
+                else:
+                    return NotImplemented
+            elif type(arg) is Tensor and arg.layout is strided:
+                value = arg
+                narrow = max(narrow, value.dim() + 1)
+            else:
+                return NotImplemented
+            direct = direct and inert(value)
+            values.append(value)
+        if narrow > rank or values[1].dtype is not values[2].dtype:
+            return NotImplemented
+        return level.wrap(call(*values) if direct else level.below(call, *values))
+
+    return run
 
 
 def write_path(call: Callable) -> Callable:
@@ -296,7 +343,7 @@ def route(op: OpOverload, path: Callable) -> None:
         try:
             if not tls_is_included(OUTSIDE_KEY):
                 out = path(args, kwargs)
-            elif getattr(args[0], "level", None) is standing_level() or is_here(args):
+            elif (type(x := args[0]) is BatchTensor and x.level is standing.here) or is_here(args):
                 # Off for what the path calls without going below.
                 include_key(OUTSIDE_KEY, False)
                 try:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import operands_path, pointwise_path, route, single_path, write_path
+from lanewise._core.hot import choice_path, operands_path, pointwise_path, route, single_path, write_path
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
+
+aten = torch.ops.aten
 
 _DIM_NAMES = ("dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1")
 # Of a tensor without dims they take none. (Others count it as one of a single element.)
@@ -33,6 +35,8 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         BATCH_RULES.add(op, rule)
         if family == "pointwise" and _takes_one_or_two(op):
             route(op, write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op)))
+        elif op is aten.where.self:
+            route(op, choice_path(torch.where))
         elif rule.single:
             route(op, single_path(rule))
         elif rule.plain:
@@ -42,7 +46,7 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
 def _takes_one_or_two(op: OpOverload) -> bool:
     """Whether a pointwise operation has a path for one or two operands and one result."""
     schema = op._schema
-    return str(schema.arguments[0].type) == "Tensor" and len(schema.returns) == 1
+    return str(schema.arguments[0].type) == "Tensor" and len(schema.returns) == 1 and op is not aten.where.self
 
 
 # --- pointwise -------------------------------------------------------------------------------------------------------
