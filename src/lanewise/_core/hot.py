@@ -42,8 +42,11 @@ def inert(value: Tensor) -> bool:
     )
 
 
-def pointwise_path(call: Callable) -> Callable:
-    """A pointwise operation of one or two operands that broadcast and promote below as they do here."""
+def pointwise_path(call: Callable, sums: bool = False) -> Callable:
+    """A pointwise operation of one or two operands that broadcast and promote below as they do here.
+
+    `sums`: Whether it adds them up, so that in a backward pass one that lacks a lane counts as zero there.
+    """
 
     def run(args: Any, kwargs: dict) -> Any:
         if kwargs or len(args) > 2:
@@ -52,11 +55,19 @@ def pointwise_path(call: Callable) -> Callable:
         if type(x) is not BatchTensor:
             return _captured_first(call, args)
         level = x.level
-        home = x.home
         if not x.mapped:
             return _uniform_first(call, args)
-        if home is not level.lanes:
-            return NotImplemented
+        home = x.home
+        backward = False
+        if home is not (lanes := level.lanes):
+            if not level.alive:
+                return NotImplemented
+            if current_graph_task_id() == -1:
+                x, home = level.here(x), lanes
+            elif lanes.within(home):
+                return NotImplemented
+            else:
+                backward = True  # It runs on the lanes of its cotangents.
         value = x.value
         direct = (
             level.parent is None
@@ -69,9 +80,16 @@ def pointwise_path(call: Callable) -> Callable:
         else:
             y = args[1]
             if type(y) is BatchTensor:
-                if y.level is not level or (y.home is not home if y.mapped else y.origin is not None):
+                if y.level is not level:
                     return NotImplemented
                 lower = not y.mapped
+                if lower:
+                    if y.origin is not None or (backward and sums):
+                        return NotImplemented
+                elif y.home is not home:
+                    if backward or home is not lanes or current_graph_task_id() != -1:
+                        return NotImplemented
+                    y = level.here(y)
                 y = y.value
                 if y.dtype is not value.dtype or (lower and y.dim() >= value.dim()):
                     return NotImplemented
@@ -82,6 +100,8 @@ def pointwise_path(call: Callable) -> Callable:
                     value, y = _of_one_rank(value, y)
             elif type(y) is Tensor:
                 if y.dtype is not value.dtype or y.dim() >= value.dim() or y.layout is not strided:
+                    return NotImplemented
+                if backward and sums:
                     return NotImplemented
                 direct = direct and inert(y)
             elif isinstance(y, Tensor):

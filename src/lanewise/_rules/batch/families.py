@@ -15,6 +15,7 @@ from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
 from lanewise._core.hot import choice_path, operands_path, pointwise_path, route, single_path, write_path
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
+from lanewise._core.rows import SUMS
 from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
@@ -34,7 +35,7 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         rule = Rule(op, make(op), family, **flags)
         BATCH_RULES.add(op, rule)
         if family == "pointwise" and _takes_one_or_two(op):
-            route(op, write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op)))
+            route(op, write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op), op in SUMS))
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
         elif rule.single:
