@@ -276,8 +276,8 @@ def never_compile(function: object) -> None:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def look_up_rules(kind: type, rules: dict[Any, Callable]) -> None:
-    """Find the rules that are registered for a class of tensors in one dict, by operation.
+def look_up_rules(kind: type, rules: dict[int, Callable]) -> None:
+    """Find the rules that are registered for a class of tensors in one dict, by the id of the operation.
 
     torch looks for one before each operation on any class of its own kind, through three calls: 0.4 us. It keeps the
     function that looks at its first use: where another class came before, it stays the slower one, which finds the
@@ -289,7 +289,7 @@ def look_up_rules(kind: type, rules: dict[Any, Callable]) -> None:
         return
 
     def find(op: Any, torch_dispatch_class: type) -> Any:
-        return rules.get(op) if torch_dispatch_class is kind else own(op, torch_dispatch_class)
+        return rules.get(id(op)) if torch_dispatch_class is kind else own(op, torch_dispatch_class)
 
     never_compile(find)
     registry.find_torch_dispatch_rule = find

@@ -58,16 +58,15 @@ def pointwise_path(call: Callable, sums: bool = False) -> Callable:
         if not x.mapped:
             return _uniform_first(call, args)
         home = x.home
-        backward = False
-        if home is not (lanes := level.lanes):
-            if not level.alive:
+        y = args[-1]
+        kind = type(y)
+        if home is not level.lanes or (kind is BatchTensor and y.home is not home):
+            if kind is BatchTensor and y.level is not level:
                 return NotImplemented
-            if current_graph_task_id() == -1:
-                x, home = level.here(x), lanes
-            elif lanes.within(home):
+            aligned = _aligned(level, x, y, sums)
+            if aligned is None:
                 return NotImplemented
-            else:
-                backward = True  # It runs on the lanes of its cotangents.
+            x, y, home = aligned
         value = x.value
         direct = (
             level.parent is None
@@ -78,18 +77,12 @@ def pointwise_path(call: Callable, sums: bool = False) -> Callable:
         if len(args) == 1:
             out = call(value) if direct else level.below(call, value)
         else:
-            y = args[1]
-            if type(y) is BatchTensor:
+            if kind is BatchTensor:
                 if y.level is not level:
                     return NotImplemented
                 lower = not y.mapped
-                if lower:
-                    if y.origin is not None or (backward and sums):
-                        return NotImplemented
-                elif y.home is not home:
-                    if backward or home is not lanes or current_graph_task_id() != -1:
-                        return NotImplemented
-                    y = level.here(y)
+                if lower and y.origin is not None:
+                    return NotImplemented
                 y = y.value
                 if y.dtype is not value.dtype or (lower and y.dim() >= value.dim()):
                     return NotImplemented
@@ -98,10 +91,8 @@ def pointwise_path(call: Callable, sums: bool = False) -> Callable:
                     if not direct:
                         return NotImplemented
                     value, y = _of_one_rank(value, y)
-            elif type(y) is Tensor:
+            elif kind is Tensor:
                 if y.dtype is not value.dtype or y.dim() >= value.dim() or y.layout is not strided:
-                    return NotImplemented
-                if backward and sums:
                     return NotImplemented
                 direct = direct and inert(y)
             elif isinstance(y, Tensor):
@@ -116,6 +107,32 @@ def pointwise_path(call: Callable, sums: bool = False) -> Callable:
         return wrapper
 
     return run
+
+
+def _aligned(level: Any, x: BatchTensor, y: Any, sums: bool) -> tuple[BatchTensor, Any, Any] | None:
+    """Operands for the lanes that an operation runs on, and these; None where that is not plain to see.
+
+    Those that run now; in a backward pass those that all operands have, for a cotangent says which lanes run.
+    """
+    if not level.alive:
+        return None
+    lanes = level.lanes
+    if current_graph_task_id() == -1:
+        return level.here(x), level.here(y), lanes
+    home = x.home
+    if type(y) is BatchTensor and y.mapped:
+        if y.home is not home:
+            if sums:
+                return None
+            if y.home.within(home):
+                home = y.home
+            elif not home.within(y.home):
+                return None
+    elif sums and y is not x and isinstance(y, Tensor):
+        return None
+    if home is not lanes and lanes.within(home):
+        return None
+    return level.here(x, home), level.here(y, home), home
 
 
 def _of_one_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +362,7 @@ def _gathered(args: tuple) -> list | None:
 # The rules of each namespace stay registered for as long as its library object lives.
 _libraries: dict[str, Library] = {}
 
-_entries: dict[OpOverload, Callable] = {}
+_entries: dict[int, Callable] = {}
 look_up_rules(BatchTensor, _entries)
 
 
@@ -382,7 +399,7 @@ def route(op: OpOverload, path: Callable) -> None:
 
     never_compile(enter)
     namespace = op.namespace
-    _entries[op] = enter
+    _entries[id(op)] = enter
     library = _libraries.get(namespace)
     if library is None:
         library = _libraries[namespace] = Library(namespace, "FRAGMENT")
