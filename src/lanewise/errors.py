@@ -162,8 +162,8 @@ def hide_own_frames(error: Exception) -> None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    own = [frame.tb_frame.f_code.co_filename.startswith(_PACKAGE) for frame in frames]
-    mistake = not own or (own[-1] and not isinstance(error, LanewiseError))
+    own = [_is_own(frame.tb_frame.f_code) for frame in frames]
+    mistake = not own or (own[-1] and not isinstance(error, _OPERATIONS_RAISE))
     if mistake or all(own) or os.environ.get("LANEWISE_FULL_TRACEBACKS"):
         return
     kept = None
@@ -171,6 +171,15 @@ def hide_own_frames(error: Exception) -> None:
         if not is_own:
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     error.__traceback__ = kept
+
+
+# What an operation raises that does not take its operands.
+_OPERATIONS_RAISE = (LanewiseError, RuntimeError, IndexError, ValueError, ZeroDivisionError)
+
+
+def _is_own(code: types.CodeType) -> bool:
+    """Whether code is the library's, or a part of the user's that the library put into a function of its own."""
+    return code.co_filename.startswith(_PACKAGE) or (code.co_name == "<lambda>" and code.co_varnames[:1] == ("_lw_a0",))
 
 
 # What torch says where a kernel, or its own transforms, come upon a tensor of a plane; what that means, and what helps.

@@ -54,7 +54,7 @@ class Arithmetic:
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARISONS):
             return self._rebuilt(node, ast.Compare, node.left, node.comparators[0])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
-            if node.func.attr in ELEMENTWISE:
+            if node.func.attr in ELEMENTWISE and (node.func.attr != "where" or len(node.args) > 1):
                 self.calls = True
                 return self._rebuilt(node, ast.Call, node.func.value, *node.args)
         return None

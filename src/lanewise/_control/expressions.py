@@ -108,7 +108,9 @@ class Expressions(ast.NodeTransformer):
             self.apart = False
         else:
             operations.append(ast.Constant(None))
-        return ast.copy_location(call(runtime("fused"), *operations, *values), node)
+        return ast.copy_location(
+            call(runtime("fused"), *operations, ast.Constant(isinstance(node, ast.Compare)), *values), node
+        )
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         return self.fused(node) or self.generic_visit(node)  # type: ignore[return-value]

@@ -5,39 +5,66 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.direct import unwatched
+from lanewise._core.formulas import pulled
 from lanewise._core.hot import inert
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.plane import recorded
-from lanewise._torch_compat import OUTSIDE_KEY, include_key
+from lanewise._torch_compat import (
+    OUTSIDE_KEY,
+    ForceDispatchKeyGuard,
+    apply_plainly,
+    current_graph_task_id,
+    include_key,
+    is_grad_enabled,
+    run_backward,
+    saved_tensor_hooks,
+    set_grad_enabled,
+)
 
 _NUMBERS = frozenset([int, float])
 
 
-def fused(run: Callable, apart: Callable | None, *operands: Any) -> Any:
+def fused(run: Callable, apart: Callable | None, compares: bool, *operands: Any) -> Any:
     """The value of an expression of elementwise operations.
 
     Args:
         run: The expression as a function of its operands.
         apart: The same for operands of any kind, None where `run` will do.
+        compares: Whether it is a comparison, which has no derivative.
         operands: What its names hold.
     """
     level = machine.level
     if level is not None and unwatched(level):
-        out = _below(level, run, operands)
-        if out is not None:
-            return level.wrap(out)
+        found = _values(level, operands)
+        if found is not None:
+            values, rank, direct, tracked = found
+            if not tracked or compares or not is_grad_enabled():
+                out = _below(level, run, values, direct)
+                if isinstance(out, Tensor) and out.dim() == rank:
+                    return level.wrap(out)
+            elif direct and current_graph_task_id() == -1 and saved_tensor_hooks() is None:
+                known = len(machine.raised)
+                try:
+                    return apply_plainly(_Expression, level, run, apart or run, values, *operands)
+                except Exception:
+                    del machine.raised[known:]
     return (apart or run)(*operands)
 
 
-def _below(level: LaneLevel, run: Callable, operands: tuple) -> Tensor | None:
-    """The value `[n, *S]` on the plane below, for the lanes that run; None where the operations go one by one.
+def _values(level: LaneLevel, operands: tuple) -> tuple[list, int, bool, bool] | None:
+    """The values below for the lanes that run; None where the operations are to go one by one.
 
     Where all operands with lanes have one rank, operations on the values below broadcast and promote as they do here.
     One without lanes has fewer dims there, which makes it weaker in promotion: it must have the dtype of all others.
+
+    Returns:
+        The values, the rank of those `[n, *S]` with lanes, whether nothing looks at any of them on the plane below, and
+        whether autograd records one on this plane.
     """
     lanes = level.lanes
     values = []
@@ -45,19 +72,21 @@ def _below(level: LaneLevel, run: Callable, operands: tuple) -> Tensor | None:
     dtype: Any = None
     one = True
     direct = level.parent is None
+    tracked = False
     for operand in operands:
         kind = type(operand)
         if kind is BatchTensor:
-            if operand.level is not level or recorded(operand):
+            if operand.level is not level:
                 return None
             if operand.mapped:
+                tracked = tracked or recorded(operand)
                 value = (operand if operand.home is lanes else level.here(operand)).value
                 if rank and value.dim() != rank:
                     return None
                 rank = value.dim()
             else:
                 value = operand.value
-                if operand.origin is not None:
+                if operand.origin is not None or recorded(operand):
                     return None
                 narrow = max(narrow, value.dim() + 1)
         elif kind is Tensor:
@@ -76,18 +105,90 @@ def _below(level: LaneLevel, run: Callable, operands: tuple) -> Tensor | None:
         values.append(value)
     if not rank or narrow > rank or (narrow and not one):
         return None
+    return values, rank, direct, tracked
+
+
+def _below(level: LaneLevel, run: Callable, values: list, direct: bool) -> Tensor | None:
+    """The expression on the plane below; None where it fails, for the operation that does is to say so itself."""
     known = len(machine.raised)
     try:
         if not direct:
-            out = level.below(run, *values)
-        else:
-            include_key(OUTSIDE_KEY, False)
-            try:
-                out = run(*values)
-            finally:
-                include_key(OUTSIDE_KEY, True)
+            return level.below(run, *values)
+        include_key(OUTSIDE_KEY, False)
+        try:
+            return run(*values)
+        finally:
+            include_key(OUTSIDE_KEY, True)
     except Exception:
-        # The operation that fails is to say so itself, about the lanes.
         del machine.raised[known:]
         return None
-    return out if isinstance(out, Tensor) and out.dim() == rank else None
+
+
+class _Expression(Function):
+    """An expression on the plane of its operands, recorded there as one operation; plain torch records its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, level: LaneLevel, run: Callable, apart: Callable, values: list, *operands: Any) -> Any:  # type: ignore[override]
+        ctx.level, ctx.lanes, ctx.apart = level, level.lanes, apart
+        ctx.others = [None if isinstance(operand, Tensor) else operand for operand in operands]
+        ctx.save_for_backward(*[operand for operand in operands if isinstance(operand, Tensor)])
+        with ForceDispatchKeyGuard(level.include, level.exclude):
+            leaves = [
+                value.detach().requires_grad_() if type(operand) is BatchTensor and recorded(operand) else value
+                for operand, value in zip(operands, values)
+            ]
+            set_grad_enabled(True)
+            try:
+                out = run(*leaves)
+            finally:
+                set_grad_enabled(False)
+            ctx.out, ctx.leaves = out, leaves
+            shown = out.detach()
+        return level.wrap(shown)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> tuple:  # type: ignore[override]
+        level = ctx.level
+        if (
+            type(cotangent) is BatchTensor
+            and cotangent.level is level
+            and cotangent.mapped
+            and cotangent.home is ctx.lanes
+            and not is_grad_enabled()
+            and inert(cotangent.value)
+        ):
+            wanted = [leaf for leaf in ctx.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+            with ForceDispatchKeyGuard(level.include, level.exclude):
+                found = iter(
+                    run_backward(
+                        (ctx.out,),
+                        (cotangent.value,),
+                        True,
+                        False,
+                        tuple(wanted),
+                        allow_unreachable=True,
+                        accumulate_grad=False,
+                    )
+                )
+            return None, None, None, None, *[_given(ctx, leaf, found) for leaf in ctx.leaves]
+        tensors = ctx.saved_tensors
+
+        def formula(*tensors: Tensor) -> tuple:
+            given = iter(tensors)
+            return (ctx.apart(*[next(given) if other is None else other for other in ctx.others]),)
+
+        with level.lanes_of_all([cotangent]):
+            parts = iter(pulled(formula, tensors, (cotangent,)))
+        return None, None, None, None, *[next(parts) if other is None else None for other in ctx.others]
+
+
+def _given(ctx: Any, leaf: Any, found: Any) -> Any:
+    """The cotangent of one operand, with the lanes of the expression."""
+    if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+        return None
+    value = next(found)
+    if value is None:
+        return None
+    out = ctx.level.wrap(value)
+    out.home = ctx.lanes
+    return out

@@ -61,14 +61,19 @@ def unary_method(name: str, call: Callable[[Any], Any]) -> None:
                 return own(x)
             x = level.here(x)
         value = x.value
-        if level.parent is not None or not inert(value):
-            out = level.below(call, value)
-        else:
-            include_key(OUTSIDE_KEY, False)
-            try:
-                out = call(value)
-            finally:
-                include_key(OUTSIDE_KEY, True)
+        try:
+            if level.parent is not None or not inert(value):
+                out = level.below(call, value)
+            else:
+                include_key(OUTSIDE_KEY, False)
+                try:
+                    out = call(value)
+                finally:
+                    include_key(OUTSIDE_KEY, True)
+        except Exception:
+            out = None
+        if out is None:
+            return own(x)  # What fails may do so for some lanes only: the rules see to it.
         wrapper = make_wrapper(BatchTensor, x.shape, out.stride()[1:], None, None, out.dtype, strided, out.device)
         wrapper.value = out
         wrapper.level = level
@@ -130,14 +135,19 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
             shape = None
         else:
             return apart(x, y)
-        if direct:
-            include_key(OUTSIDE_KEY, False)
-            try:
-                out = call(value, other)
-            finally:
-                include_key(OUTSIDE_KEY, True)
-        else:
-            out = level.below(call, value, other)
+        try:
+            if direct:
+                include_key(OUTSIDE_KEY, False)
+                try:
+                    out = call(value, other)
+                finally:
+                    include_key(OUTSIDE_KEY, True)
+            else:
+                out = level.below(call, value, other)
+        except Exception:
+            out = None
+        if out is None:
+            return apart(x, y)
         if shape is None:
             shape = out.shape[1:]
         wrapper = make_wrapper(BatchTensor, shape, out.stride()[1:], None, None, out.dtype, strided, out.device)

@@ -30,10 +30,10 @@ class Formula(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:
-        return None, *_pulled(ctx.formula, ctx.saved_tensors, cotangents)
+        return None, *pulled(ctx.formula, ctx.saved_tensors, cotangents)
 
 
-def _pulled(formula: Callable[..., tuple], values: tuple, cotangents: tuple) -> list[Tensor | None]:
+def pulled(formula: Callable[..., tuple], values: tuple, cotangents: tuple) -> list[Tensor | None]:
     """The values' cotangents from those of what the formula makes of them."""
     outer = is_grad_enabled()
     levels = [each.level for each in (*values, *cotangents) if isinstance(each, Plane)]

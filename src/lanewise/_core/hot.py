@@ -389,6 +389,8 @@ def route(op: OpOverload, path: Callable) -> None:
                         out = _same_in_all(func, args, kwargs)
                     if out is NotImplemented and gathers and (here := _gathered(args)) is not None:
                         out = path(here, kwargs)
+                except Exception:
+                    out = NotImplemented  # What fails may do so for some lanes only: the general path sees to it.
                 finally:
                     include_key(OUTSIDE_KEY, True)
             else:

@@ -303,11 +303,9 @@ class LaneLevel(BatchLevel):
 
     def _run_here(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         hot = HOT.get(func)
-        if hot is not None:
-            out = hot(args, kwargs)
-            if out is not NotImplemented:
-                return out
         try:
+            if hot is not None and (out := hot(args, kwargs)) is not NotImplemented:
+                return out
             return super().interpret(func, args, kwargs, operands)
         except Exception:
             if not part_by_failure(self, super().interpret, func, args, kwargs, operands):

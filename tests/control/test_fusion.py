@@ -1,0 +1,239 @@
+"""Expressions of converted code that are computed as a whole: found in the syntax, and equal to the loop."""
+
+import ast
+import traceback
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
+from lanewise._control import fusion
+from lanewise._control.arithmetic import arithmetic
+
+XS = torch.tensor([0.5, -1.5, 2.5, 3.5, -0.25, 1.0], dtype=torch.float64)
+WIDE = torch.stack([XS, XS + 0.3, 2 * XS], 1)
+SCALE = torch.tensor(1.5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a * b + 1", "-(a.b - c) / 2", "abs_(a) * b", "torch.sin(x) * x", "x.abs() > y * 2", "torch.where(a, b, c * 2)"],
+)
+def test_arithmetic_is_found(text: str) -> None:
+    found = arithmetic(ast.parse(text, mode="eval").body)
+    assert (found is None) == text.startswith("abs_")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a + b", "a", "1 + 2", "f(a) + b * c", "a @ b + c", "x.sum() * 2 + y", "a[0] * b * c", "torch.where(x * 2 > 0)"]
+    + ["a < b * 2 < c", "x.add_(1) * 2 + x", "(a and b) * c * d", "x.clamp(min=0) * 2 + y", '"%s" % a % b'],
+)
+def test_what_may_have_an_effect_or_another_shape_is_not(text: str) -> None:
+    assert arithmetic(ast.parse(text, mode="eval").body) is None
+
+
+def newton(a: Tensor) -> Tensor:
+    x = a
+    while (x * x - a.abs()).abs() > 1e-9 * a.abs():
+        x = 0.5 * (x + a.abs() / x)
+        if x * x * 1.0 > a * a * 0.25 + 1.5:
+            break
+    return x
+
+
+def captured(x: Tensor) -> Tensor:
+    y = SCALE * x.abs() + 1
+    while y * SCALE - 2 < 10:
+        y = y * SCALE + torch.exp(-x * x) * 2
+    return torch.sin(y) / y + SCALE * 2 * x
+
+
+def uniform_inside(x: Tensor) -> Tensor:
+    total = torch.zeros(())
+    one = torch.ones((), dtype=torch.float32)
+    k = 0
+    while total * 2 + 0.5 < x * x:
+        total = total + one * 0.25 + k * 2
+        k = k + 1
+    return total * one * 2 + x * 0 + k
+
+
+def promotes(x: Tensor) -> Tensor:
+    n = (x * 4).to(torch.int32)
+    y = x
+    while n * 2 - 1 > 0:
+        n = n - 1 + 0 * n
+        y = y + n / 2 * 3 + (n > 2) * 1 + (n % 3) * 2.5
+    return y * 2 + n // 2
+
+
+def choices(x: Tensor) -> Tensor:
+    y = x
+    while torch.where(y > 0, y * 2, -y) < 9:
+        y = torch.where(y * 1 > 0, y * 2 + 1, y.abs() + 0.5).clamp(-20, 20) * 1.25
+    return torch.maximum(y * 2, y + 3) - x
+
+
+def leaf_changes(x: Tensor) -> Tensor:
+    y = x.clone()
+    while y * 2 + 1 < 8:
+        z = y * 2 + 1
+        y += z.abs() * 0.5 + 0.25
+        x = x * 1.5 + y * 0.1
+    return x * y + y * 2
+
+
+def through_a_name(x: Tensor) -> Tensor:
+    torch_like = SCALE
+    while x * torch_like - 1 < 5:
+        x = x.abs() * torch_like + 1
+    return x * torch_like * 1
+
+
+PROGRAMS = [newton, captured, uniform_inside, promotes, choices, leaf_changes, through_a_name]
+
+
+def _wide(program: Callable) -> Callable:
+    """The program for each of three numbers, in values of two dims with one lane's number broadcast."""
+
+    def f(row: Tensor) -> Tensor:
+        if row.sum() > 1:
+            return (row * row.mean() + 1).abs() * row - program(row[0]) * 2 + 1
+        return row * 2 - 1 + program(row[1])
+
+    return f
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_as_the_loop(program: Callable, wide: bool) -> None:
+    f, xs = (_wide(program), WIDE) if wide else (program, XS)
+    want = torch.stack([f(x) for x in xs])
+    for _ in range(2):
+        out = vmap(f)(xs)
+        assert out.dtype is want.dtype
+        torch.testing.assert_close(out, want)
+    nested = vmap(vmap(f))(torch.stack([xs, xs + 0.125]))
+    torch.testing.assert_close(nested, torch.stack([want, torch.stack([f(x) for x in xs + 0.125])]))
+
+    def slope(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(f(leaf).sum(), leaf, allow_unused=True, materialize_grads=True)[0]
+
+    slopes = torch.stack([slope(x) for x in xs])
+    total = lambda x: f(x).sum()
+    torch.testing.assert_close(vmap(grad(total))(xs), slopes)
+    torch.testing.assert_close(grad(lambda xs: vmap(total)(xs).sum())(xs), slopes)
+    torch.testing.assert_close(
+        vmap(lambda x: jvp(total, (x,), (torch.ones_like(x),))[1])(xs), slopes.reshape(len(xs), -1).sum(1)
+    )
+    torch.testing.assert_close(vmap(jacrev(total))(xs), slopes)
+    torch.testing.assert_close(vmap(jacfwd(total))(xs), slopes)
+    torch.testing.assert_close(grad(lambda xs: vmap(grad(total))(xs).square().sum())(xs), _curved(f, xs))
+    torch.testing.assert_close(
+        vmap(hessian(total))(xs), torch.stack([torch.autograd.functional.hessian(total, x) for x in xs])
+    )
+
+
+def _curved(f: Callable, xs: Tensor) -> Tensor:
+    out = []
+    for x in xs:
+        leaf = x.detach().requires_grad_()
+        (first,) = torch.autograd.grad(
+            f(leaf).sum(), leaf, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        value = first.square().sum()
+        second = (
+            torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True)[0]
+            if value.requires_grad
+            else None
+        )
+        out.append(torch.zeros_like(x) if second is None else second)
+    return torch.stack(out)
+
+
+def test_twice_through_one_graph() -> None:
+    def f(x: Tensor) -> Tensor:
+        leaf = x.requires_grad_()
+        y = leaf
+        while y * 2 + 1 < 20:
+            y = y * y * 0.5 + leaf.abs() + 1
+        first = torch.autograd.grad(y, leaf, retain_graph=True)[0]
+        return first + torch.autograd.grad(y, leaf)[0]
+
+    want = torch.stack([f(x.clone()) for x in XS])
+    torch.testing.assert_close(vmap(f)(XS.clone()), want)
+
+
+def test_a_branch_not_taken_gives_no_nan() -> None:
+    def f(x: Tensor) -> Tensor:
+        root = (x * 1 + 0).sqrt() * 2
+        if x * 2 > 0:
+            return root * x * 2
+        return x * x * 3
+
+    slopes = vmap(grad(f))(XS.abs() * (XS > 0))
+    assert not slopes.isnan().any()
+
+
+def test_an_error_names_the_line_of_the_user() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x * 2 + y  # the line
+        return x[:2] * 3 + 1
+
+    with pytest.raises(RuntimeError, match="must match") as caught:
+        vmap(f)(WIDE, torch.ones(6, 2, dtype=torch.float64))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert frames[-1].name == "f" and str(frames[-1].line).endswith("# the line")
+    assert caught.value.__context__ is None
+
+
+def test_integers_divided_by_zero_in_some_lanes() -> None:
+    def f(n: Tensor) -> Tensor:
+        if n > 5:
+            return n * 2 + 1
+        try:
+            return 12 // n * 2 + 1
+        except (RuntimeError, ZeroDivisionError):
+            return -n - 1
+
+    ns = torch.tensor([0, 1, 2, 7])
+    assert vmap(f)(ns).tolist() == [f(n).item() for n in ns]
+
+
+def test_a_flag_that_is_written_to_in_a_branch() -> None:
+    def f(flag: Tensor, x: Tensor) -> Tensor:
+        if flag:
+            flag.logical_not_()
+            y = x * 2 + 1
+        else:
+            flag.fill_(True)
+            y = x * 3 - 1
+        return y + flag * 100
+
+    flags = torch.tensor([True, False, True, False])
+    xs = XS[:4]
+    want = torch.stack([f(flag.clone(), x) for flag, x in zip(flags, xs)])
+    torch.testing.assert_close(vmap(f)(flags.clone(), xs), want)
+
+
+def test_operations_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    own = fusion._below
+
+    def counted(level, run, values, direct):
+        calls.append(len(values))
+        return own(level, run, values, direct)
+
+    monkeypatch.setattr(fusion, "_below", counted)
+    vmap(newton)(XS.abs())
+    assert len(calls) > 4
+    before = len(calls)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        vmap(grad(newton))(XS.abs())
+    assert len(calls) > before  # comparisons
