@@ -10,7 +10,7 @@ from torch.autograd.function import Function
 from lanewise._core.batch import BatchTensor
 from lanewise._core.direct import unwatched
 from lanewise._core.formulas import pulled
-from lanewise._core.hot import inert
+from lanewise._core.hot import FAILURES, inert
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.plane import recorded
@@ -51,7 +51,7 @@ def fused(run: Callable, apart: Callable | None, compares: bool, *operands: Any)
                 known = len(machine.raised)
                 try:
                     return apply_plainly(_Expression, level, run, apart or run, values, *operands)
-                except Exception:
+                except FAILURES:
                     del machine.raised[known:]
     return (apart or run)(*operands)
 
@@ -119,7 +119,7 @@ def _below(level: LaneLevel, run: Callable, values: list, direct: bool) -> Tenso
             return run(*values)
         finally:
             include_key(OUTSIDE_KEY, True)
-    except Exception:
+    except FAILURES:
         del machine.raised[known:]
         return None
 

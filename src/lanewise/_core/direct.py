@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, strided
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.hot import inert
+from lanewise._core.hot import FAILURES, inert
 from lanewise._core.level import standing
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
@@ -70,7 +70,7 @@ def unary_method(name: str, call: Callable[[Any], Any]) -> None:
                     out = call(value)
                 finally:
                     include_key(OUTSIDE_KEY, True)
-        except Exception:
+        except FAILURES:
             out = None
         if out is None:
             return own(x)  # What fails may do so for some lanes only: the rules see to it.
@@ -144,7 +144,7 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
                     include_key(OUTSIDE_KEY, True)
             else:
                 out = level.below(call, value, other)
-        except Exception:
+        except FAILURES:
             out = None
         if out is None:
             return apart(x, y)

@@ -31,6 +31,10 @@ from lanewise._torch_compat import (
 from lanewise._torch_compat import forward_ad as _native
 
 
+# What kernels raise for operands that they do not take. (Others come from hooks of the user's that a kernel calls.)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
+
+
 def inert(value: Tensor) -> bool:
     """Whether nothing looks at `value`: where there is no plane below, an operation on it needs no dispatch state."""
     return (
@@ -389,7 +393,7 @@ def route(op: OpOverload, path: Callable) -> None:
                         out = _same_in_all(func, args, kwargs)
                     if out is NotImplemented and gathers and (here := _gathered(args)) is not None:
                         out = path(here, kwargs)
-                except Exception:
+                except FAILURES:
                     out = NotImplemented  # What fails may do so for some lanes only: the general path sees to it.
                 finally:
                     include_key(OUTSIDE_KEY, True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.failing import part_by_failure
+from lanewise._core.hot import FAILURES
 from lanewise._core.journal import keep
 from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine, true_places
 from lanewise._core.level import ENDED, Level, on_plane
@@ -303,9 +304,13 @@ class LaneLevel(BatchLevel):
 
     def _run_here(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         hot = HOT.get(func)
+        if hot is not None:
+            try:
+                if (out := hot(args, kwargs)) is not NotImplemented:
+                    return out
+            except FAILURES:
+                pass  # for some lanes only, perhaps
         try:
-            if hot is not None and (out := hot(args, kwargs)) is not NotImplemented:
-                return out
             return super().interpret(func, args, kwargs, operands)
         except Exception:
             if not part_by_failure(self, super().interpret, func, args, kwargs, operands):
