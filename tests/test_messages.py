@@ -692,8 +692,8 @@ PHRASES = {
         lambda: lw.vmap(lambda x: torch.add(y[0], 1, out=y[0]).add_(x))(x),
         r"inplace arithmetic\(self, \*extra_args\) is not possible because there exists a Tensor `other`",
     ),
-    "numpy": (
-        lambda: lw.vmap(lambda x: x.numpy())(steps),
+    "memory": (
+        lambda: lw.vmap(lambda x: x.data_ptr())(steps),
         "Cannot access data pointer of Tensor that doesn't have storage",
     ),
     "jvp: inside torch.func": (

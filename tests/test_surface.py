@@ -37,10 +37,6 @@ def inside(ask, kind="lanes"):
 
 
 LANE_QUESTIONS = {
-    "numpy": (lambda x: x.numpy(), MEMORY),
-    "numpy by force": (lambda x: x.numpy(force=True), MEMORY),
-    "asarray": (numpy.asarray, MEMORY),
-    "numpy function": (numpy.sin, MEMORY),
     "data_ptr": (lambda x: x.data_ptr(), MEMORY),
     "dlpack": (lambda x: x.__dlpack__(), MEMORY),
     "to_dlpack": (lambda x: torch.utils.dlpack.to_dlpack(x), MEMORY),
@@ -76,6 +72,12 @@ PYTHON_VALUES = {
     "and": lambda x: x * (x[0] > 0 and x[1] > 0),
     "not": lambda x: x * (not x[0] > 0),
     "is_nonzero": lambda x: x * torch.is_nonzero(x[0] > 0),
+    "numpy": lambda x: x * torch.from_numpy(x.detach().numpy()),
+    "numpy by force": lambda x: x * torch.from_numpy(x.numpy(force=True)),
+    "asarray": lambda x: x * float(numpy.asarray(x.detach()).sum()),
+    "numpy function": lambda x: x * torch.from_numpy(numpy.sin(x.detach().numpy())),
+    "format": lambda x: x * float(f"{x.sum():.1f}"),
+    "text": lambda x: x * (1 + sum(map(ord, str(x.detach()))) % 7),
 }
 
 
@@ -93,14 +95,26 @@ def test_each_lane_has_its_python_value(question):
 
 def test_message_in_full():
     with pytest.raises(LaneValueError) as caught:
-        vmap(lambda x: x.numpy().sum())(XS)
+        vmap(lambda x: x.data_ptr())(XS)
     text = re.sub(r"level \d+", "level 1", str(caught.value)).split("\n  at ")
     assert text[0] == (
-        "vmap: numpy(): Cannot access data pointer of Tensor that doesn't have storage: its value [3] differs from "
+        "vmap: data_ptr(): Cannot access data pointer of Tensor that doesn't have storage: its value [3] differs from "
         "lane to lane (vmap level 1 with 4 lanes)"
     )
-    assert "vmap(lambda x: x.numpy().sum())(XS)" in text[1]
-    assert text[1].endswith(
+    assert "vmap(lambda x: x.data_ptr())(XS)" in text[1]
+    assert text[1].endswith("Write instead:\n  return the tensor, and ask for its memory outside the mapped function")
+
+
+def test_message_where_lanes_cannot_part():
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda g: g * float(g.detach().numpy().sum()))
+        return y * y
+
+    xs = XS.clone().requires_grad_()
+    with pytest.raises(LaneValueError) as caught:
+        torch.autograd.grad(vmap(f)(xs).sum(), xs)
+    assert str(caught.value).endswith(
         "Write instead:\n  torch.sin(x)  # torch's functions in place of NumPy's\n"
         "  or return the tensor, and call .numpy() outside the mapped function"
     )
@@ -163,25 +177,35 @@ def test_numpy_of_what_is_differentiated():
     assert inside(lambda x: x.numpy(force=True).tolist(), "dual") == XS[0].tolist()
 
 
-def test_text():
-    text = inside(repr)
+def test_text(capsys):
+    def shown(ask, kind="lanes"):
+        inside(lambda x: print(ask(x)), kind)
+        return capsys.readouterr().out.rstrip()
+
+    def described(x):
+        print(repr(x))
+
+    inside(described)
+    text = capsys.readouterr().out.rstrip()
     assert re.fullmatch(r"BatchTensor\(level=\d+, lanes=4, value=tensor\(.*\)\)", text, re.DOTALL)
     assert "0.7" in text or "1." in text
-    assert inside(str).split(",", 1)[1] == text.split(",", 1)[1]
+    assert shown(lambda x: x).split(",", 1)[1] == text.split(",", 1)[1]
     assert re.fullmatch(
         r"BatchTensor\(level=\d+, the same in all 4 lanes, value=tensor\(\[0\., 1\., 2\.\], dtype=torch.float64\)\)",
-        inside(repr, "uniform"),
+        shown(lambda x: x, "uniform"),
     )
-    dual = inside(lambda x: repr(x[:1] * 0 + 1), "dual")
+    dual = shown(lambda x: x[:1] * 0 + 1, "dual")
     assert re.fullmatch(r"DualTensor\(level=\d+, primal=tensor\(\[1\.\].*\), tangent=tensor\(\[-?0\.\].*\)\)", dual)
-    assert "tangent=0" in inside(lambda x: repr(torch.zeros(1)), "dual")
-    assert "requires_grad=True" in inside(lambda x: repr(x.detach().requires_grad_()))
-    assert "grad_fn=<SinBackward0>" in inside(lambda x: repr(x.sin()), "recorded")
-    assert inside(lambda x: f"{x.sum() * 0 + 1.25:.1f}") == "[1.2, 1.2, 1.2, 1.2]"
-    assert inside(lambda x: f"{x}").startswith("BatchTensor(")
-    nested = []
-    vmap(vmap(lambda x: nested.append(repr(x)) or x))(XS.reshape(2, 2, 3))
-    assert re.match(r"BatchTensor\(level=\d+, lanes=2, value=BatchTensor\(level=\d+, lanes=2, value=tensor", nested[0])
+    assert "tangent=0" in shown(lambda x: torch.zeros(1), "dual")
+    assert "requires_grad=True" in shown(lambda x: x.detach().requires_grad_())
+    assert "grad_fn=<SinBackward0>" in shown(lambda x: x.sin(), "recorded")
+    inside(lambda x: print(f"{x.sum() * 0 + 1.25:.1f}"))
+    assert capsys.readouterr().out.rstrip() == "[1.2, 1.2, 1.2, 1.2]"
+    inside(lambda x: print(f"{x}"))
+    assert capsys.readouterr().out.startswith("BatchTensor(")
+    vmap(vmap(lambda x: print(x) or x))(XS.reshape(2, 2, 3))
+    nested = capsys.readouterr().out
+    assert re.match(r"BatchTensor\(level=\d+, lanes=2, value=BatchTensor\(level=\d+, lanes=2, value=tensor", nested)
 
 
 def test_text_changes_nothing():

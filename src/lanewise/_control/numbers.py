@@ -7,6 +7,7 @@ most frequent one go on, and the others run again.
 
 import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane
+from lanewise._core.surface import asking
 
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 RANK = {bool: 0, int: 1, float: 2, complex: 3}
@@ -86,6 +88,8 @@ class LaneNumber:
         return format(self.resolve(), spec)
 
     def __repr__(self) -> str:
+        if asking.is_used(sys._getframe(1)):
+            return repr(self.resolve())
         return f"LaneNumber({self.kind.__name__}, {self.value!r})"
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:

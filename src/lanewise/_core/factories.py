@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.arrays import tensor_behind
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
@@ -62,8 +63,10 @@ def join_lists_in(name: str) -> None:
 
     @functools.wraps(plain)
     def made(data: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_level() is None or not isinstance(data, (list, tuple)):
+        if current_level() is None:
             return plain(data, *args, **kwargs)
+        if not isinstance(data, (list, tuple)):
+            return plain(tensor_behind(data) if name == "as_tensor" else data, *args, **kwargs)
         leaves = list(_leaves(data))
         if not any(isinstance(leaf, Plane) for leaf in leaves):
             return plain(data, *args, **kwargs)

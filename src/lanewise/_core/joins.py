@@ -265,7 +265,7 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
             return rows[0]
         if not isinstance(level, LaneLevel):
             raise Disagreement(level)
-        flat = rows.reshape(rows.shape[0], -1)
+        flat = (torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows).reshape(rows.shape[0], -1)
         # The values of one column are sorted several times faster than rows are.
         column, dim = (flat[:, 0], None) if flat.shape[1] == 1 else (flat, 0)
         _, which, counts = column.unique(dim=dim, return_inverse=True, return_counts=True)

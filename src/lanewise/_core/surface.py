@@ -6,17 +6,20 @@ values have no single answer: the error names the line and what to write instead
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from lanewise._core.arrays import hand_out
 from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.joins import can_settle, given_to_running, innermost, settle, share_no_attribute
+from lanewise._core.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
@@ -49,11 +52,21 @@ _NUMPY = (
     "torch.sin(x)  # torch's functions in place of NumPy's\n"
     "or return the tensor, and call .numpy() outside the mapped function",
 )
+_TEXT = ("the text is used, so each lane needs its own", 'print(f"{x}")  # what is only shown may tell of all lanes')
 _TOLIST = ("It looks like you're calling .item on a Tensor (tolist)", "x.unbind()  # a tuple of tensors")
 _PICKLE = (
     "Cannot access storage of a tensor with lanes",
     "return the tensor, and save it outside the mapped function",
 )
+
+
+class _Asking:
+    """Whether the text that a frame asks for is used, not shown, which texts.py, further up, knows."""
+
+    is_used: Callable[[FrameType], bool] = staticmethod(lambda frame: False)
+
+
+asking = _Asking()
 
 
 class Surface:
@@ -66,8 +79,8 @@ class Surface:
         """The tensor below that answers for this one; raises where the lanes differ."""
         self._check_alive(question)
         answering = standing(self)
-        if answering is None and why in (_ITEM, _BOOL, _TOLIST):
-            answering = agreed(self)
+        if answering is None and ask is not None:
+            answering = ask(self)
         if answering is None:
             phrase, instead = why
             raise LaneValueError(
@@ -122,7 +135,7 @@ class Surface:
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A NumPy array."""
+        """A NumPy array; where it has lanes, those that agree on it go on together."""
         self._check_alive("numpy()")
         tangent = getattr(self, "tangent", None)
         if (tracked(self) or tangent is not None) and not force:  # type: ignore[attr-defined]
@@ -132,7 +145,8 @@ class Surface:
                     "x.detach().numpy()",
                 )
             )
-        return self._answer("numpy()", _NUMPY).numpy(force=force)
+        array = self._answer("numpy()", _NUMPY, agreed).numpy(force=force)
+        return array if standing(self) is not None else hand_out(array, self)
 
     def __array__(self, dtype: Any = None) -> Any:
         array = self.numpy()
@@ -280,6 +294,14 @@ class Surface:
     # --- text ------------------------------------------------------------------------------------------------------
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
+        if self.level.alive and asking.is_used(sys._getframe(1)):
+            return _text_of_one(self, None)
+        return self._told()
+
+    __str__ = __repr__
+
+    def _told(self) -> str:
+        """What the wrapper is, with all its lanes."""
         grad_mode = torch.is_grad_enabled()
         set_grad_enabled(False)
         try:
@@ -295,11 +317,11 @@ class Surface:
             parts.append("requires_grad=True")
         return f"{type(self).__name__}({', '.join(parts)})"
 
-    __str__ = __repr__
-
     def __format__(self, spec: str) -> str:
+        if self.level.alive and asking.is_used(sys._getframe(1)):
+            return _text_of_one(self, spec)
         if not spec or self.dim():  # type: ignore[attr-defined]
-            return object.__format__(self, spec)
+            return format(self._told(), spec)
         answering = standing(self)
         lanes = self.value.detach() if answering is not None else self.level.here(self).value.detach()
         with on_plane(None):
@@ -396,6 +418,30 @@ def _describe(wrapper: Any) -> list[str]:
 
 def _text(value: Tensor) -> str:
     return repr(value if isinstance(value, Plane) else value.detach())
+
+
+def _text_of_one(wrapper: Any, spec: str | None) -> str:
+    """The text of a tensor in each lane, as a loop over the lanes has it; `spec` is None for that of `repr`."""
+    value = wrapper
+    while isinstance(value, Plane):
+        level = value.level if standing(value) is None else None
+        if spec is not None and not value.dim() and level is not None and can_settle(level):
+            return _number_text(innermost(level), value, spec)
+        value = value._answer("text", _TEXT, agreed)  # type: ignore[attr-defined]
+    with on_plane(None):
+        value = detached(value)
+        return repr(value) if spec is None else format(value, spec)
+
+
+def _number_text(level: Any, value: Any, spec: str) -> str:
+    """The text of a number: lanes in which it is the same go on together."""
+    numbers = rows_of(level, value)
+    places: dict[str, int] = {}
+    with on_plane(None):
+        if not numbers.shape[0]:
+            return format(numbers.new_zeros(()), spec)
+        rows = torch.tensor([places.setdefault(format(number, spec), len(places)) for number in numbers.tolist()])
+    return list(places)[int(settle(level, level.wrap(rows)))]
 
 
 _set_data = Tensor.data.__set__  # type: ignore[attr-defined]
