@@ -12,6 +12,7 @@ from lanewise._control.compiling import is_converted
 from lanewise._control.convert import converted, why_not
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, machine
+from lanewise._core.same_draws import SameDraws
 from tests.control import plain_programs
 from tests.control.plain_programs import CALLS, PROGRAMS
 
@@ -36,7 +37,7 @@ class structured:
         self.level = LaneLevel(2)
         self.level.__enter__()
         machine.level = self.level
-        machine.boundaries.append(Boundary(self.level, self.level.lanes))
+        machine.boundaries.append(Boundary(self.level, self.level.lanes, SameDraws()))
 
     def __exit__(self, *exc):
         machine.boundaries.pop()

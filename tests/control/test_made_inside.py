@@ -85,8 +85,8 @@ def test_a_list_made_before_lanes_part_has_entries_of_each_lane():
 def test_lists_out_of_use_are_not_kept(monkeypatch):
     calls = []
 
-    def remember(level, base):
-        calls.append(Boundary(level, base))
+    def remember(*args):
+        calls.append(Boundary(*args))
         return calls[-1]
 
     monkeypatch.setattr(boundary, "Boundary", remember)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from lanewise._control.results import lane_names
 from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
+from lanewise._core.joins import boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
 from lanewise._core.level import on_plane
-from lanewise._core.random import drawn_without_leave, reseat_generators
+from lanewise._core.random import Generators, drawn_without_leave, reseat_generators
+from lanewise._core.same_draws import SameDraws
 from lanewise._core.trees import flatten, unflatten
-from lanewise._transforms.chunks import Generators
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
 # After so many runs with fewer than two lanes done in each, the rest run one by one; so do lanes known to differ all.
@@ -36,7 +37,11 @@ def boundary(
     base = level.lanes
     around, outer_journal = machine.level, level.journal
     machine.level = level if structured else None
-    here = Boundary(level, base)
+    call = boundary_of(level)
+    draws = SameDraws() if call is None else call.draws
+    here = Boundary(level, base, draws)
+    mark = draws.mark()
+    drawn_by: list[dict] = []
     machine.boundaries.append(here)
     # All lanes of a `vmap`: what was there before is what it was given.
     given = outer_journal.given if base is level.root and outer_journal is not None else None
@@ -59,6 +64,7 @@ def boundary(
             if done is base:
                 return values[0]
             shared.append(shared_gradients(level))
+            drawn_by.append(draws.of(done, level.root))
             show_gradients(level, before)
             waiting = waiting[1:] if run is not thunk else _without(base, waiting, done)  # type: ignore[index]
             if not waiting.shape[0]:
@@ -76,6 +82,7 @@ def boundary(
                     if alone and generators is None and level.outer is None:
                         run = _alone(level, thunk)
             journal.undo(level, rows)
+            draws.back(mark)
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)
@@ -90,6 +97,7 @@ def boundary(
             journal.pass_on(outer_journal)
     target = merge_target(base, pieces)
     merge_gradients(level, target, pieces, shared)
+    draws.merge(level.root, pieces, drawn_by)
     return join(level, target, pieces, values)
 
 

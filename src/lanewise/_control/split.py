@@ -17,10 +17,9 @@ from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import recorded
-from lanewise._core.random import reseat_generators
+from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
-from lanewise._transforms.chunks import Generators
 from lanewise._transforms.parting import code_of
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave

@@ -272,7 +272,7 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
         chosen = int(counts.argmax())
         kept = (which == chosen).nonzero().squeeze(1)
         out = rows[kept[0]]
-    call = _boundary_of(level)
+    call = boundary_of(level)
     if call is not None:
         call.differ(level.lanes, which, counts.shape[0])
     narrow(level, kept)
@@ -334,7 +334,7 @@ parting.by = part_by
 
 def narrow(level: LaneLevel, positions: Tensor) -> None:
     """Go on with the lanes at `positions` [n] of those that run; the innermost boundary runs the others again."""
-    call = _boundary_of(level)
+    call = boundary_of(level)
     if call is not None and machine.level is level:
         call.parted = True
         if call.drew and level.randomness == "different":
@@ -342,7 +342,7 @@ def narrow(level: LaneLevel, positions: Tensor) -> None:
     level.lanes = child(level.lanes, positions)
 
 
-def _boundary_of(level: LaneLevel) -> Boundary | None:
+def boundary_of(level: LaneLevel) -> Boundary | None:
     """The innermost boundary of the level's lanes."""
     for call in reversed(machine.boundaries):
         if call.level is level:

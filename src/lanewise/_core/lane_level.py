@@ -62,9 +62,10 @@ class LaneLevel(BatchLevel):
         aliases: Tensors that stand for others in some lanes (aliases.py), None before there are any.
         root: All lanes.
         outer: The level of the `vmap` around this one whose lanes are part of the root's pairs, or None.
+        whole: The number of all lanes, those of other chunks included, and which of them is the first here.
     """
 
-    __slots__ = ("root", "outer", "writes", "aliases", "_own_size", "_lanes", "_whole")
+    __slots__ = ("root", "outer", "writes", "aliases", "whole", "_own_size", "_lanes")
     _lanes: Lanes
 
     def __init__(
@@ -89,7 +90,7 @@ class LaneLevel(BatchLevel):
                 index = torch.arange(around.size).repeat_interleave(size)
             self.root = Lanes(around, index, around.size * size)
             self.total = self.root.size
-        self._whole = (self.total, self.start)
+        self.whole = (self.total, self.start)
         self.lanes = self.root
 
     def _stand_in_for(self, outer: Level) -> None:
@@ -112,7 +113,7 @@ class LaneLevel(BatchLevel):
             return
         self._lanes = lanes
         self.size = lanes.size
-        self.total, self.start = self._whole if lanes is self.root else (lanes.size, 0)
+        self.total, self.start = self.whole if lanes is self.root else (lanes.size, 0)
 
     def wrap(self, value: Tensor) -> BatchTensor:
         """`[n, *S]` in the plane below, for the lanes that run -> `[*S]` on this plane."""
@@ -298,7 +299,7 @@ class LaneLevel(BatchLevel):
                         return self._align(func, args, kwargs, operands)
                 elif operand.mapped and self.covers(operand.level):
                     return self._align(func, args, kwargs, operands)
-        if is_random(func) and (base := self._drawing_base()) is not lanes:
+        if is_random(func) and (base := self._drawing_base(args, kwargs)) is not lanes:
             return self._draw(base, func, args, kwargs)
         return self._run_here(func, args, kwargs, operands)
 
@@ -343,7 +344,7 @@ class LaneLevel(BatchLevel):
                     return self._run_here(func, args, kwargs, operands)
                 finally:
                     self.lanes = running
-        if is_random(func) and (base := self._drawing_base()) is not running:
+        if is_random(func) and (base := self._drawing_base(args, kwargs)) is not running:
             return self._draw(base, func, args, kwargs)
         if not func._schema.is_mutable:
             args, kwargs = replace_tensors(self.here, args, kwargs)
@@ -429,15 +430,14 @@ class LaneLevel(BatchLevel):
                 return self.interpret(op, args, kwargs, operands)
             finally:
                 include_key(OUTSIDE_KEY, True)
-        running = self._lanes
-        if is_random(op):
-            self.lanes = self._drawing_base()
+        base = self._drawing_base(args, kwargs) if is_random(op) else self._lanes
+        running, self.lanes = self._lanes, base
         try:
             return super().factory(op, args, kwargs)
         finally:
             self.lanes = running
 
-    def _drawing_base(self) -> Lanes:
+    def _drawing_base(self, args: tuple, kwargs: dict) -> Lanes:
         """The lanes to draw for: where a call is run again for some lanes, each run draws for all, as the first did.
 
         Numbers that decide which lanes run again would otherwise be drawn anew for these lanes only. Converted code
@@ -445,6 +445,7 @@ class LaneLevel(BatchLevel):
         """
         for boundary in reversed(machine.boundaries):
             if boundary.level is self:
+                boundary.draws.begin(self, args, kwargs)
                 if machine.level is not self:
                     return boundary.base
                 boundary.drew = True

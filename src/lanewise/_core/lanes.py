@@ -307,14 +307,16 @@ class Boundary:
         base: The lanes at the call.
         made: Objects that some of the lanes have made, and may change: by id, with these lanes.
         room: So many of them before those out of use are dropped.
+        draws: What its lanes have drawn (same_draws.py).
         drew, parted: Whether converted code has drawn random numbers, and whether it has left lanes behind.
     """
 
-    __slots__ = ("level", "base", "made", "room", "drew", "parted", "_groups", "_count")
+    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "_groups", "_count")
 
-    def __init__(self, level: Any, base: Lanes) -> None:
+    def __init__(self, level: Any, base: Lanes, draws: Any) -> None:
         self.level = level
         self.base = base
+        self.draws = draws
         self.made: dict[int, tuple[Any, Lanes]] = {}
         self.room = 64
         self.drew = self.parted = False

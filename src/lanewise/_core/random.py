@@ -1,10 +1,12 @@
 """What random operations may do on a batch plane, and the errors where they may not."""
 
+from collections import OrderedDict
 from functools import cache
 from typing import Any
 
 import torch
 
+from lanewise._torch_compat import generator_identity
 from lanewise.errors import RandomnessError, at_user_line
 
 # Random operations that torch does not tag as such.
@@ -34,18 +36,69 @@ def drawn_without_leave(what: str) -> RandomnessError:
     )
 
 
+class Generators:
+    """The state of every device's default random generator, to start each chunk from the same one."""
+
+    def __init__(self) -> None:
+        self.cpu = torch.get_rng_state()
+        self.devices = []
+        for kind in ("cuda", "xpu"):
+            module = getattr(torch, kind)
+            if module.is_initialized():
+                self.devices.extend((module, i, module.get_rng_state(i)) for i in range(module.device_count()))
+        if torch.backends.mps.is_available():
+            self.devices.append((torch.mps, None, torch.mps.get_rng_state()))
+
+    def reseat(self) -> None:
+        """Put the states back."""
+        torch.set_rng_state(self.cpu)
+        for module, index, state in self.devices:
+            module.set_rng_state(state) if index is None else module.set_rng_state(state, index)
+
+    def equals(self, other: "Generators") -> bool:
+        """Whether the states are the same."""
+        devices = zip(self.devices, other.devices)
+        return torch.equal(self.cpu, other.cpu) and all(torch.equal(own[-1], its[-1]) for own, its in devices)
+
+
 def note_generator(level: Any, generator: torch.Generator) -> None:
     """Before a draw from a generator of the user's: its state, to go back to if the draw has to be made again."""
     if level.drawn is None:
         level.drawn = {}
-    if id(generator) not in level.drawn:
-        level.drawn[id(generator)] = generator, generator.get_state()
+    key = generator_identity(generator)
+    if key not in level.drawn:
+        level.drawn[key] = generator, generator.get_state()
 
 
 def reseat_generators(level: Any) -> None:
     """Put the states back of all such generators."""
     for generator, state in (level.drawn or {}).values():
         generator.set_state(state)
+
+
+# The state that each user's generator had when the first chunk came to it, and the order of the level that last did.
+_first_states: OrderedDict[int, tuple[torch.Tensor | None, int]] = OrderedDict()
+_MOST_GENERATORS = 64
+
+
+def reseat(generator: torch.Generator, order: int, start: int) -> None:
+    """Let every chunk start from the same state of a user's generator, as the chunk loop does for the default one.
+
+    Args:
+        generator: The generator.
+        order: That of the chunk's level.
+        start: The chunk's first lane.
+    """
+    key = generator_identity(generator)
+    state, last = _first_states.pop(key, (None, -1))
+    if last != order:
+        if start == 0:
+            state = generator.get_state()
+        elif state is not None:
+            generator.set_state(state)
+    _first_states[key] = (state, order)
+    while len(_first_states) > _MOST_GENERATORS:
+        _first_states.popitem(last=False)
 
 
 def unbatched_write(op: Any, name: str) -> RandomnessError:

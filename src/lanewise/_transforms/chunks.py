@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
+from lanewise._core.random import Generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._torch_compat import TorchDispatchMode
 from lanewise._transforms.arguments import Call
@@ -81,26 +82,6 @@ class Progress:
         """Count lanes as done."""
         if self.bar is not None:
             self.bar.update(lanes)
-
-
-class Generators:
-    """The state of every device's default random generator, to start each chunk from the same one."""
-
-    def __init__(self) -> None:
-        self.cpu = torch.get_rng_state()
-        self.devices = []
-        for kind in ("cuda", "xpu"):
-            module = getattr(torch, kind)
-            if module.is_initialized():
-                self.devices.extend((module, i, module.get_rng_state(i)) for i in range(module.device_count()))
-        if torch.backends.mps.is_available():
-            self.devices.append((torch.mps, None, torch.mps.get_rng_state()))
-
-    def reseat(self) -> None:
-        """Put the states back."""
-        torch.set_rng_state(self.cpu)
-        for module, index, state in self.devices:
-            module.set_rng_state(state) if index is None else module.set_rng_state(state, index)
 
 
 def map_chunks(

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.lanes import Disagreement, machine, raise_caught
+from lanewise._core.random import Generators
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
-from lanewise._transforms.chunks import Generators, check_chunk_options, join_chunks, map_chunks
+from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.dims import (
     check_out_dims,

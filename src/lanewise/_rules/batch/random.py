@@ -4,7 +4,6 @@
 included, and takes its own: the numbers of a lane do not depend on how the lanes are split into chunks.
 """
 
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -14,35 +13,16 @@ from torch.autograd.function import Function, once_differentiable
 from lanewise._core.batch import BATCH_RULES, BatchLevel, captured_write
 from lanewise._core.factories import adopt_results_of, route
 from lanewise._core.plane import Plane, map_tensors
-from lanewise._core.random import check_random, same_with_lanes, unbatched_write
+from lanewise._core.random import check_random, note_generator, reseat, same_with_lanes, unbatched_write
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import aligner, bind, leading, pointwise
 from lanewise._rules.batch.operands import common_shape
 from lanewise._rules.batch.rejection import Rounds, binomial, dirichlet, gamma, poisson
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import OpOverload, generator_identity
+from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
-
-
-# The state that each user's generator had when the first chunk came to it, and the level of the chunk that last did.
-_first_states: OrderedDict[int, tuple[Tensor | None, int]] = OrderedDict()
-_MOST_GENERATORS = 64
-
-
-def reseat(level: BatchLevel, generator: torch.Generator) -> None:
-    """Let every chunk start from the same state of a user's generator, as the chunk loop does for the default one."""
-    key = generator_identity(generator)
-    state, order = _first_states.pop(key, (None, -1))
-    if order != level.order:
-        if level.start == 0:
-            state = generator.get_state()
-        elif state is not None:
-            generator.set_state(state)
-    _first_states[key] = (state, level.order)
-    while len(_first_states) > _MOST_GENERATORS:
-        _first_states.popitem(last=False)
 
 
 def random_rule(*ops: OpOverload) -> Any:
@@ -59,7 +39,7 @@ def random_rule(*ops: OpOverload) -> Any:
                 if level.total != level.size:
                     for given in (*args, *kwargs.values()):
                         if isinstance(given, torch.Generator):
-                            reseat(level, given)
+                            reseat(given, level.order, level.start)
                 return fn(level, op, *args, **kwargs)
 
             BATCH_RULES.add(op, Rule(op, run, "random", guarded=True, raw=True))
@@ -281,6 +261,7 @@ def sampled(level, op, *args, generator=None):
     """Parameters [B, *S] or [*S] -> [B, *S], by methods that draw a number of numbers that depends on them."""
     if args and isinstance(args[-1], torch.Generator):
         *args, generator = args
+        note_generator(level, generator)
     if not any(level.mapped(arg) for arg in args):
         if level.randomness == "same":
             return level.adopt(op(*[level.physical(arg) for arg in args], generator))

@@ -1,0 +1,230 @@
+"""Random numbers under `randomness="same"` where lanes part: those of a loop that begins each example with one seed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lanewise import cond, grad, vmap, while_loop
+
+XS = torch.tensor([1.0, -1.0, 2.0, 3.0, -2.0, 0.5])
+OWN = torch.Generator()
+
+
+def rand():
+    return torch.rand(())
+
+
+def on_both_sides(x):
+    u = rand()
+    if x > 0:
+        return u + rand() + rand() * x
+    return u - rand()
+
+
+def as_often_on_both_sides(x):
+    if x > 0:
+        y = torch.randn(2).sum() * x
+    else:
+        y = -torch.randn(2).sum()
+    return y + rand() * x
+
+
+def on_one_side(x):
+    y = rand()
+    if x > 0:
+        y = y + torch.randn(())
+    return y + rand() + x * rand()
+
+
+def in_expressions(x):
+    y = rand() if x > 1 else x * 2
+    return y + rand() if x > 0 and rand() > 0.5 else y * rand()
+
+
+def in_a_loop(x):
+    while x < 4:
+        x = x + rand()
+    return x
+
+
+def after_a_loop(x):
+    while x < 4:
+        x = x + rand()
+    return x + rand()
+
+
+def in_a_loop_with_jumps(x):
+    for i in range(5):
+        if x > i:
+            x = x + rand()
+            continue
+        x = x * rand()
+        if x < -1:
+            break
+    return x + rand()
+
+
+def in_nested_branches(x):
+    if x > 0:
+        if x > 1:
+            return x + rand()
+        z = rand() * rand()
+    else:
+        z = rand() * x
+    return z + torch.randn(3).sum()
+
+
+def from_two_generators(x):
+    y = torch.rand((), generator=OWN)
+    if x > 0:
+        y = y + torch.rand((), generator=OWN) + rand() * x
+    return y - torch.rand((), generator=OWN) + rand()
+
+
+def from_parameters(x):
+    rate = torch.full((3,), 4.0)
+    y = torch.poisson(rate, generator=OWN).sum()
+    if x > 0:
+        y = y + torch.poisson(rate, generator=OWN).sum() * x
+    return y + torch.poisson(rate, generator=OWN).sum() + torch.bernoulli(rate / 8, generator=OWN).sum()
+
+
+def written(x):
+    y = torch.zeros(3)
+    if x > 0:
+        y.uniform_()
+    else:
+        y.normal_()
+        y.uniform_()
+    return y.sum() + x * rand()
+
+
+def written_to_lanes(x):
+    y = x * torch.ones(3)
+    if x > 0:
+        y[1:].uniform_()
+    return (y + torch.rand_like(y)).sum()
+
+
+def as_it_was_written(x):
+    def numbers():
+        yield rand()
+        while x < 1:
+            yield rand() * x
+            break
+
+    y = rand() + sum(numbers())
+    if x > 2:
+        y = y + rand()
+    return y + sum(numbers()) + rand()
+
+
+def by_operators(x):
+    y = cond(x > 0, lambda: rand() + rand(), rand)
+    z = while_loop(lambda x: x < 2, lambda x: x + rand(), x)
+    return y + z + rand()
+
+
+def by_operators_as_it_was_written(x):
+    def numbers():
+        yield x.item()
+        yield by_operators(x)
+
+    return sum(numbers()) + rand()
+
+
+def by_a_number(x):
+    n = int(abs(x) * rand().item() * 5)
+    return x * n + sum(rand() for _ in range(n)) + rand()
+
+
+def with_dropout(x):
+    y = F.dropout(torch.ones(5) * x, 0.5).sum()
+    return y + rand() if x > 0 else y - F.dropout(torch.ones(5), 0.5).sum() * rand()
+
+
+PROGRAMS = [
+    on_both_sides,
+    as_often_on_both_sides,
+    on_one_side,
+    in_expressions,
+    in_a_loop,
+    after_a_loop,
+    in_a_loop_with_jumps,
+    in_nested_branches,
+    from_two_generators,
+    from_parameters,
+    written,
+    written_to_lanes,
+    as_it_was_written,
+    by_operators,
+    by_operators_as_it_was_written,
+    by_a_number,
+    with_dropout,
+]
+
+
+def seed():
+    torch.manual_seed(3)
+    OWN.manual_seed(4)
+
+
+def loop(f, xs):
+    out = []
+    for x in xs:
+        seed()
+        out.append(f(x))
+    return torch.stack(out)
+
+
+each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+slowly = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+
+
+@slowly
+@each_program
+def test_as_the_loop(program):
+    for chunk_size in (None, None, 4, 1):
+        seed()
+        torch.testing.assert_close(vmap(program, randomness="same", chunk_size=chunk_size)(XS), loop(program, XS))
+
+
+@slowly
+@each_program
+def test_two_vmaps(program):
+    xs = torch.stack([XS, XS + 1.5])
+    seed()
+    got = vmap(vmap(program, randomness="same"), randomness="same")(xs)
+    torch.testing.assert_close(got, torch.stack([loop(program, row) for row in xs]))
+
+
+@slowly
+@each_program
+def test_gradients(program):
+    def derivative(x):
+        x = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(program(x) + 0 * x, x)
+        return g
+
+    seed()
+    got = vmap(grad(lambda x: program(x) + 0 * x), randomness="same")(XS)
+    torch.testing.assert_close(got, loop(derivative, XS))
+
+
+def test_what_follows_even_branches_runs_once():
+    runs = []
+
+    def f(x):
+        if x > 0:
+            y = rand() * x
+        else:
+            y = -rand()
+        runs.append(None)
+        return y * rand()
+
+    vmap(f, randomness="same")(XS)
+    runs.clear()
+    seed()
+    got = vmap(f, randomness="same")(XS)
+    assert len(runs) == 1
+    torch.testing.assert_close(got, loop(f, XS))
