@@ -2,7 +2,6 @@
 
 import builtins
 import dataclasses
-import functools
 import logging
 import warnings
 from typing import Any, NamedTuple
@@ -144,7 +143,6 @@ def count_runs(f, xs=XS):
 
 
 log = logging.getLogger(__name__)
-say = functools.partial(print)
 
 
 class Shown:
@@ -225,6 +223,42 @@ def test_lanes_with_one_text_stay_together():
     got, often = vmap(by_text)(xs), len(runs)
     torch.testing.assert_close(got, torch.stack([by_text(x) for x in xs]))
     assert often < 8
+
+
+NUMBERS = {
+    "str": lambda x: str(x.item()),
+    "repr": lambda x: repr(x.item() * 2),
+    "format": lambda x: f"{x.item():.3e}",
+    "repr in a format": lambda x: f"{x.item()!r:>20}",
+    "int": lambda x: str(int(x > 2)),
+    "bool": lambda x: f"{(x > 2).item()} {x > 2}",
+    "complex": lambda x: str(complex(x)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_as_texts(name):
+    f = NUMBERS[name]
+    xs = torch.tensor([1.25, 1e20, float("nan"), 3.0, 1.25])
+    for _ in range(2):
+        assert vmap(lambda x: f(x), out_dims="list")(xs) == [f(x) for x in xs]
+
+
+def test_numbers_with_one_text_stay_together():
+    class Noting(Weights):
+        def __missing__(self, key):
+            asked.append(key)
+            return super().__missing__(key)
+
+    asked, table = [], Noting()
+
+    def by_text(x):
+        return x * table[f"{x.item():.0f}"]
+
+    xs = torch.linspace(0.0, 2.9, 40)
+    got, asked_once = vmap(by_text)(xs), sorted(asked)
+    assert asked_once == ["0", "1", "2", "3"]
+    torch.testing.assert_close(got, torch.stack([by_text(x) for x in xs]))
 
 
 def test_without_source():

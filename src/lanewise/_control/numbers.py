@@ -20,7 +20,7 @@ from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane
-from lanewise._core.surface import asking
+from lanewise._core.surface import asking, text_of_one
 
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 RANK = {bool: 0, int: 1, float: 2, complex: 3}
@@ -81,15 +81,15 @@ class LaneNumber:
     def __hash__(self) -> int:
         return hash(self.resolve())
 
-    def __str__(self) -> str:
-        return str(self.resolve())
-
     def __format__(self, spec: str) -> str:
-        return format(self.resolve(), spec)
+        return text_of_one(self.value, spec)
+
+    def __str__(self) -> str:
+        return text_of_one(self.value, "")
 
     def __repr__(self) -> str:
         if asking.is_used(sys._getframe(1)):
-            return repr(self.resolve())
+            return text_of_one(self.value, "")
         return f"LaneNumber({self.kind.__name__}, {self.value!r})"
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:

@@ -295,7 +295,7 @@ class Surface:
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         if self.level.alive and asking.is_used(sys._getframe(1)):
-            return _text_of_one(self, None)
+            return text_of_one(self, None)
         return self._told()
 
     __str__ = __repr__
@@ -319,7 +319,7 @@ class Surface:
 
     def __format__(self, spec: str) -> str:
         if self.level.alive and asking.is_used(sys._getframe(1)):
-            return _text_of_one(self, spec)
+            return text_of_one(self, spec)
         if not spec or self.dim():  # type: ignore[attr-defined]
             return format(self._told(), spec)
         answering = standing(self)
@@ -420,7 +420,7 @@ def _text(value: Tensor) -> str:
     return repr(value if isinstance(value, Plane) else value.detach())
 
 
-def _text_of_one(wrapper: Any, spec: str | None) -> str:
+def text_of_one(wrapper: Any, spec: str | None) -> str:
     """The text of a tensor in each lane, as a loop over the lanes has it; `spec` is None for that of `repr`."""
     value = wrapper
     while isinstance(value, Plane):
