@@ -30,7 +30,6 @@ from lanewise._torch_compat import (
 )
 from lanewise._torch_compat import forward_ad as _native
 
-
 # What kernels raise for operands that they do not take. (Others come from hooks of the user's that a kernel calls.)
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
 
