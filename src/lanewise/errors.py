@@ -98,9 +98,12 @@ class SlowPathWarning(UserWarning):
     """An operation without a batching rule ran once per lane. Raised once per operation; the numbers are right."""
 
 
+def _torch_folder() -> str:
+    return os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
+
+
 def _is_users(name: str) -> bool:
-    torch_dir = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
-    return not name.startswith((_PACKAGE, torch_dir, "<frozen"))
+    return not name.startswith((_PACKAGE, _torch_folder(), "<frozen"))
 
 
 def user_frame() -> traceback.FrameSummary | None:
@@ -162,7 +165,11 @@ def hide_own_frames(error: Exception) -> None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    own = [_is_own(frame.tb_frame.f_code) for frame in frames]
+    own: list[bool] = []
+    for frame in frames:
+        # What the library calls in torch is no concern of the user's either.
+        code = frame.tb_frame.f_code
+        own.append(_is_own(code) or (bool(own) and own[-1] and code.co_filename.startswith(_torch_folder())))
     mistake = not own or (own[-1] and not isinstance(error, _OPERATIONS_RAISE))
     if mistake or all(own) or os.environ.get("LANEWISE_FULL_TRACEBACKS"):
         return
