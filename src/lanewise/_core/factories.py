@@ -137,6 +137,19 @@ def route(op: OpOverload, kernel: Any) -> None:
     _kernels.impl(op.name().removeprefix("aten::"), kernel, FACTORY_KEY_NAME)
 
 
+def route_past(op: OpOverload, kernel: Any) -> None:
+    """Hand an overload to `kernel` while a level is open; what it declines with NotImplemented goes on as it would."""
+
+    def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        out = kernel(*args, **kwargs)
+        return op.redispatch(keys - FACTORY_KEY_SET, *args, **kwargs) if out is NotImplemented else out
+
+    _hooked.add(op)
+    never_compile(enter)
+    never_compile(kernel)
+    _kernels.impl(op.name().removeprefix("aten::"), enter, FACTORY_KEY_NAME, with_keyset=True)
+
+
 def unrouted(op: OpOverload, *args: Any) -> Any:
     """A call of a routed operation that does not come back to its kernel."""
     with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, strided
 from torch.library import Library, register_torch_dispatch
+from torch.nn import Parameter
 
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
@@ -32,6 +33,10 @@ from lanewise._torch_compat import forward_ad as _native
 
 # What kernels raise for operands that they do not take. (Others come from hooks of the user's that a kernel calls.)
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
+
+
+# Classes of tensors that are of no plane, and that no code of a class looks at.
+PLAIN = frozenset([Tensor, Parameter])
 
 
 def inert(value: Tensor) -> bool:
@@ -94,7 +99,7 @@ def pointwise_path(call: Callable, sums: bool = False) -> Callable:
                     if not direct:
                         return NotImplemented
                     value, y = _of_one_rank(value, y)
-            elif kind is Tensor:
+            elif kind in PLAIN:
                 if y.dtype is not value.dtype or y.dim() >= value.dim() or y.layout is not strided:
                     return NotImplemented
                 direct = direct and inert(y)
@@ -166,7 +171,7 @@ def _captured_first(call: Callable, args: Any) -> Any:
     if len(args) != 2:
         return NotImplemented
     x, y = args
-    if type(x) is not Tensor or type(y) is not BatchTensor or not y.mapped or y.home is not y.level.lanes:
+    if type(x) not in PLAIN or type(y) is not BatchTensor or not y.mapped or y.home is not y.level.lanes:
         return NotImplemented
     value = y.value
     if x.dtype is not value.dtype or x.dim() >= value.dim() or x.layout is not strided:
@@ -204,7 +209,7 @@ def choice_path(call: Callable) -> Callable:
                     narrow = max(narrow, value.dim() + 1)
                 else:
                     return NotImplemented
-            elif type(arg) is Tensor and arg.layout is strided:
+            elif type(arg) in PLAIN and arg.layout is strided:
                 value = arg
                 narrow = max(narrow, value.dim() + 1)
             else:
@@ -300,7 +305,7 @@ def operands_path(rule: Rule) -> Callable:
                         return NotImplemented
                     uniform = True
                 value = arg.value
-            elif kind is Tensor:
+            elif kind in PLAIN:
                 if arg.layout is not strided:
                     return NotImplemented
                 value = arg

@@ -14,6 +14,7 @@ from lanewise._rules.batch import (  # noqa: F401
     indexing,
     inplace,
     linalg,
+    linear,
     losses,
     matmul,
     methods,

@@ -1,0 +1,143 @@
+"""`linear` on lanes as one operation, and its backward pass as another.
+
+torch makes both of views and products, of which each would take its own way to the plane: half of the operations of a
+multilayer perceptron under `vmap(jacrev)` are such views.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import Function
+
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.direct import unwatched
+from lanewise._core.factories import route_past
+from lanewise._core.hot import PLAIN
+from lanewise._core.plane import Plane, recorded
+from lanewise._rules.batch.matmul import product
+from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
+
+aten = torch.ops.aten
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """x `[*S, n]` with lanes, weight `[m, n]`, bias `[m]` -> `[*S, m]`; NotImplemented for other operands."""
+    if type(x) is not BatchTensor or not x.mapped:
+        return NotImplemented
+    level = x.level
+    if type(level) is not BatchLevel or not unwatched(level) or weight.dim() != 2 or not x.dim():
+        return NotImplemented
+    records = recorded(x)
+    for operand in (weight,) if bias is None else (weight, bias):
+        kind = type(operand)
+        if operand.dtype is not x.dtype or operand.layout is not torch.strided:
+            return NotImplemented
+        if kind is not BatchTensor and kind not in PLAIN:
+            return NotImplemented
+        if kind is BatchTensor and operand.level is level and not operand.mapped and operand.origin is not None:
+            return NotImplemented
+        records = records or recorded(operand)
+    if bias is not None and bias.dim() != 1:
+        return NotImplemented
+    if records and is_grad_enabled():
+        return apply_plainly(_Linear, x, weight, bias)
+    return _forward(level, x, weight, bias)
+
+
+def _forward(level: BatchLevel, x: BatchTensor, weight: Tensor, bias: Tensor | None) -> BatchTensor:
+    run = _with_own_weights if level.mapped(weight) else _with_own_bias if level.mapped(bias) else F.linear
+    return level.wrap(level.below(run, x.value, level.physical(weight), bias if bias is None else level.physical(bias)))
+
+
+def _with_own_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x [B, *S, n], weight [m, n], bias [B, m] -> [B, *S, m]"""
+    return F.linear(x, weight) + bias.view(bias.shape[0], *[1] * (x.dim() - 2), bias.shape[1])
+
+
+def _with_own_weights(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [B, *S, n], weight [B, m, n], bias [B, m] or [m] -> [B, *S, m]"""
+    out = product(_rows(x), weight.mT, bias.unsqueeze(1) if bias is not None and bias.dim() == 2 else bias)
+    return out.view(*x.shape[:-1], weight.shape[1])
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[B, *S, n] -> [B, s, n]"""
+    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
+
+
+class _Linear(Function):
+    """On the plane of its operands; the planes below record what is done there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, weight)
+        set_grad_enabled(True)
+        try:
+            return _forward(x.level, x, weight, bias)
+        finally:
+            set_grad_enabled(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            _for_x(cotangent, weight) if for_x else None,
+            _for_weight(cotangent, x) if for_weight else None,
+            _all_rows(cotangent).sum(0) if for_bias else None,
+        )
+
+
+def _for_x(cotangent: Any, weight: Any) -> Tensor:
+    """cotangent [*S, m], weight [m, n] -> [*S, n]; down to plain torch without an operation on the planes between."""
+    level = _plain_level(cotangent, weight)
+    if level is None:
+        return torch.matmul(cotangent, weight)
+    if level.mapped(weight):
+        return level.wrap(level.below(_for_own_x, cotangent.value, weight.value))
+    return level.wrap(level.below(_for_x, cotangent.value, level.physical(weight)))
+
+
+def _for_own_x(cotangent: Tensor, weight: Tensor) -> Tensor:
+    """cotangent [B, *S, m], weight [B, m, n] -> [B, *S, n]"""
+    return product(_rows(cotangent), weight).view(*cotangent.shape[:-1], weight.shape[2])
+
+
+def _for_weight(cotangent: Any, x: Any) -> Tensor:
+    """cotangent [*S, m], x [*S, n] -> [m, n]"""
+    level = _plain_level(cotangent, x)
+    if level is None or not level.mapped(x):
+        return _all_rows(cotangent).mT @ _all_rows(x)
+    return level.wrap(level.below(_for_own_weight, cotangent.value, x.value))
+
+
+def _for_own_weight(cotangent: Tensor, x: Tensor) -> Tensor:
+    """cotangent [B, *S, m], x [B, *S, n] -> [B, m, n]"""
+    left, right = _rows(cotangent).mT, _rows(x)
+    # One row: plain multiplication, 1.1 to 3 times faster than a batched product of depth one.
+    return left * right if right.shape[1] == 1 else product(left, right)
+
+
+def _all_rows(x: Tensor) -> Tensor:
+    """[*S, n] -> [s, n]"""
+    return x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
+
+
+def _plain_level(cotangent: Any, other: Any) -> BatchLevel | None:
+    """The level of lanes that none of both is above, where neither is recorded; None for the operations themselves."""
+    if type(cotangent) is not BatchTensor or not cotangent.mapped or type(cotangent.level) is not BatchLevel:
+        return None
+    level = cotangent.level
+    if is_grad_enabled() and (recorded(cotangent) or recorded(other)):
+        return None
+    if isinstance(other, Plane):
+        if other.level.order > level.order or (
+            other.level is level and not level.mapped(other) and other.origin is not None
+        ):
+            return None
+    return level
+
+
+route_past(aten.linear.default, _linear)
