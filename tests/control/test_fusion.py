@@ -169,6 +169,27 @@ def test_twice_through_one_graph() -> None:
     torch.testing.assert_close(vmap(f)(XS.clone()), want)
 
 
+def test_an_operand_whose_value_is_not_needed_may_be_written_to() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x + 1
+        z = y + x + y
+        if x * 2 + 1 > 0:
+            z = z + y - 2 * x
+            y.mul_(3)
+        else:
+            z = z - y + x
+            y.add_(1)
+        return z * 2 + y
+
+    want = torch.stack([_slope_of(f, x) for x in XS])
+    torch.testing.assert_close(vmap(grad(f))(XS), want)
+
+
+def _slope_of(f: Callable, x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(f(leaf), leaf)[0]
+
+
 def test_a_branch_not_taken_gives_no_nan() -> None:
     def f(x: Tensor) -> Tensor:
         root = (x * 1 + 0).sqrt() * 2

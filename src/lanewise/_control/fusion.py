@@ -14,6 +14,7 @@ from lanewise._core.hot import FAILURES, inert
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.plane import recorded
+from lanewise._core.rows import gather_rows, spread_rows
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     ForceDispatchKeyGuard,
@@ -153,24 +154,11 @@ class _Expression(Function):
             type(cotangent) is BatchTensor
             and cotangent.level is level
             and cotangent.mapped
-            and cotangent.home is ctx.lanes
+            and cotangent.home.within(ctx.lanes)
             and not is_grad_enabled()
             and inert(cotangent.value)
         ):
-            wanted = [leaf for leaf in ctx.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-            with ForceDispatchKeyGuard(level.include, level.exclude):
-                found = iter(
-                    run_backward(
-                        (ctx.out,),
-                        (cotangent.value,),
-                        True,
-                        False,
-                        tuple(wanted),
-                        allow_unreachable=True,
-                        accumulate_grad=False,
-                    )
-                )
-            return None, None, None, None, *[_given(ctx, leaf, found) for leaf in ctx.leaves]
+            return None, None, None, None, *_by_parts(ctx, cotangent)
         tensors = ctx.saved_tensors
 
         def formula(*tensors: Tensor) -> tuple:
@@ -182,13 +170,27 @@ class _Expression(Function):
         return None, None, None, None, *[next(parts) if other is None else None for other in ctx.others]
 
 
-def _given(ctx: Any, leaf: Any, found: Any) -> Any:
-    """The cotangent of one operand, with the lanes of the expression."""
-    if not isinstance(leaf, Tensor) or not leaf.requires_grad:
-        return None
-    value = next(found)
-    if value is None:
-        return None
-    out = ctx.level.wrap(value)
-    out.home = ctx.lanes
+def _by_parts(ctx: Any, cotangent: BatchTensor) -> list[Any]:
+    """The operands' cotangents from what plain torch has recorded, for the lanes that the cotangent has.
+
+    Lanes do not touch each other in elementwise operations: those that lack a cotangent get zero, and are left out.
+    """
+    level, home = ctx.level, cotangent.home
+    places = None if home is ctx.lanes else home.positions(ctx.lanes)
+    wanted = [leaf for leaf in ctx.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    with ForceDispatchKeyGuard(level.include, level.exclude):
+        value = cotangent.value if places is None else spread_rows(cotangent.value, places, ctx.lanes.size)
+        grads = run_backward(
+            (ctx.out,), (value,), True, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+        )
+        if places is not None:
+            grads = [grad if grad is None else gather_rows(grad, places) for grad in grads]
+    found = iter(grads)
+    out: list[Any] = []
+    for leaf in ctx.leaves:
+        grad = next(found) if isinstance(leaf, Tensor) and leaf.requires_grad else None
+        if grad is not None:
+            grad = level.wrap(grad)
+            grad.home = home
+        out.append(grad)
     return out
