@@ -211,6 +211,11 @@ _INTERNALS = (
 )
 
 
+def reads_memory(error: BaseException) -> bool:
+    """Whether a kernel of torch asked for the memory of a tensor that has none of its own."""
+    return type(error) is RuntimeError and any(phrase in str(error) for phrase, *_ in _INTERNALS[1:])
+
+
 def explained(error: BaseException | None, level: object) -> TransformError | None:
     """What an error of torch's internals that ends a transform means, None for any other error."""
     if type(error) is not RuntimeError:

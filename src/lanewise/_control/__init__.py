@@ -2,7 +2,10 @@
 
 import lanewise._control.texts
 import lanewise._control.torch_names  # noqa: F401
+from lanewise._control.hooks import run_hook
 from lanewise._control.split import run_apart
+from lanewise._core.hooks import runner as hook_runner
 from lanewise._transforms.parting import runner
 
 runner.run = run_apart
+hook_runner.run = run_hook

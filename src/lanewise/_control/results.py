@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.numbers import LaneNumber
+from lanewise._core.hooks import HookLevel
 from lanewise._core.joins import component, merge_tensors, on_home, rows_of
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Target, Unmergeable
@@ -174,8 +175,10 @@ def lane_text(level: LaneLevel, lanes: Lanes) -> str:
 
 def lane_names(level: LaneLevel, lanes: Lanes) -> list:
     """What to call lanes of a level: their numbers, or pairs of numbers with those of the `vmap` around it."""
+    if isinstance(level, HookLevel) and isinstance(level.outer, LaneLevel):
+        return lane_names(level.outer, lanes)
     places = lanes.positions(level.root).tolist()
-    if level.outer is None:
+    if level.outer is None or isinstance(level, HookLevel):
         return places
     assert level.root.parent is not None
     outer = lane_names(level.outer, level.root.parent) if isinstance(level.outer, LaneLevel) else None

@@ -151,7 +151,11 @@ class BatchLevel(Level):
 
     def alias(self, tensor: BatchTensor) -> BatchTensor:
         """The same value in a new wrapper, without history on this plane."""
-        return self.wrap(tensor.value) if tensor.mapped else self.adopt(tensor.value, tensor.origin)
+        if not tensor.mapped:
+            return self.adopt(tensor.value, tensor.origin)
+        out = self.wrap(tensor.value)
+        out.origin = ()
+        return out
 
     def owns(self, tensor: Any) -> TypeGuard[BatchTensor]:
         """Whether `tensor` is of this level (mapped or uniform)."""

@@ -14,7 +14,10 @@ from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
+from lanewise._core.forms import form_of, give, take
 from lanewise._core.formulas import Formula, as_function
+from lanewise._core.lane_level import lanes_of
+from lanewise._core.lane_values import at_lane, needing_gradients, stack_lanes
 from lanewise._core.lanes import lanes_together
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.plane import Plane, recorded, tracked
@@ -26,7 +29,14 @@ from lanewise._torch_compat import (
     tls_exclude_set,
     tls_include_set,
 )
-from lanewise.errors import LaneValueError, SlowPathWarning, TransformError, at_user_line, warn_at_user_line
+from lanewise.errors import (
+    LaneValueError,
+    SlowPathWarning,
+    TransformError,
+    at_user_line,
+    reads_memory,
+    warn_at_user_line,
+)
 
 _IS_ONCE_DIFFERENTIABLE = once_differentiable(lambda ctx: None).__code__
 _NOT_ATTRIBUTES = frozenset(
@@ -238,9 +248,10 @@ class UserCall(Call):
         try:
             with lanes_together():
                 return formula(kept, given)
-        except LaneValueError:
+        except RuntimeError as error:
             level = highest_level((*kept, *given))
-            if not isinstance(level, (BatchLevel, DualLevel)) or (isinstance(level, BatchLevel) and level.size == 0):
+            asks = isinstance(error, LaneValueError) or reads_memory(error)
+            if not asks or not isinstance(level, (BatchLevel, DualLevel)) or getattr(level, "size", 1) == 0:
                 raise
         _say_slow(self.cls)
         if isinstance(level, DualLevel):
@@ -249,7 +260,12 @@ class UserCall(Call):
             if is_grad_enabled() and any(level.owns(value) and recorded(value) for value in (*kept, *given)):
                 return as_function(formula, kept, given)
             rows = [
-                level.below(self._or_per_lane, formula, list(at_lane(level, kept, b)), at_lane(level, given, b))
+                level.below(
+                    self._or_per_lane,
+                    formula,
+                    level.below(needing_gradients, kept, at_lane(level, kept, b)),
+                    at_lane(level, given, b),
+                )
                 for b in range(level.size)
             ]
             return tuple([stack_lanes(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
@@ -280,6 +296,7 @@ class LaneCall(Call):
         self.cls = inner.cls
         self.level = level
         # The lanes that run now: where lanes part, others may later.
+        self.running = lanes_of(level)
         self.place = level.size, level.randomness, level.total, level.start
         self.args = [form_of(level, arg) for arg in args]
         self.shapes = [arg.shape if isinstance(arg, Tensor) else None for arg in args]
@@ -312,12 +329,7 @@ class LaneCall(Call):
         ]
         # A tensor that got lanes of its own when it was written to is no longer the one that the caller holds.
         self.dirty = [i for i in self.inner.dirty if level.physical(inputs[i]) is args[i]]
-        return tuple([self.take(level, out, form) for out, form in zip(outs, forms, strict=True)])
-
-    def take(self, level: BatchLevel, out: Any, form: str) -> Any:
-        if not isinstance(out, Tensor):
-            return out
-        return level.below(level.expanded, out) if form == "lanes" and not level.mapped(out) else level.physical(out)
+        return tuple([take(level, out, form) for out, form in zip(outs, forms, strict=True)])
 
     def backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
         with self.lanes() as level:
@@ -346,7 +358,7 @@ class LaneCall(Call):
             inner_kept = [give(level, t, form) for t, form in zip(kept, self.forms, strict=True)]
             inner_tangents = [give(level, t, form) for t, form in zip(tangents, self.args, strict=True)]
             result = self.inner.jvp(inner_kept, tuple(inner_tangents))
-            return tuple([self.take(level, t, form) for t, form in zip(result, self.outs, strict=True)])
+            return tuple([take(level, t, form) for t, form in zip(result, self.outs, strict=True)])
 
     def lanes(self) -> BatchLevel:
         """The level anew: its formula may run long after it has ended, below other levels than before."""
@@ -417,21 +429,6 @@ def _look_up(value: Any, kept: list) -> Any:
     return unflatten([kept[leaf.slot] if isinstance(leaf, _Ref) else leaf for leaf in value.leaves], value.spec)
 
 
-def form_of(level: BatchLevel, value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return ""
-    if level.owns(value):
-        return "lanes" if level.mapped(value) else "uniform"
-    return "plain"
-
-
-def give(level: BatchLevel, value: Any, form: str) -> Any:
-    """A value of the plane below on the plane of `level`."""
-    if value is None or form in ("", "plain"):
-        return value
-    return level.wrap(value) if form == "lanes" else level.adopt(value)
-
-
 def reduce_to(grad: Tensor, shape: torch.Size) -> Tensor:
     """A gradient of the broadcast shape, summed to the operand's."""
     return grad.sum_to_size(shape) if grad.shape != shape and grad.dim() >= len(shape) else grad
@@ -450,35 +447,6 @@ def check_count(name: str, result: Any, count: int) -> tuple:
             )
         )
     return grads
-
-
-def at_lane(level: BatchLevel, values: Any, lane: int) -> tuple:
-    """The values of one lane, on the plane below."""
-
-    def take(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        value = level.here(value)
-        return level.below(torch.select, value.value, 0, lane) if level.mapped(value) else level.physical(value)
-
-    return tuple([take(value) for value in values])
-
-
-def stack_lanes(level: BatchLevel, rows: list) -> Any:
-    """One value per lane, on the plane of `level`; what is no tensor must be the same in all."""
-    tensors = [row for row in rows if isinstance(row, Tensor)]
-    if not tensors:
-        return rows[0]
-    shape = tensors[0].shape
-    if len(tensors) < len(rows) or any(tensor.shape != shape for tensor in tensors):
-        raise LaneValueError(
-            at_user_line(
-                f"vmap: a custom Function ran once per lane, and its results have different shapes: "
-                f"{[list(tensor.shape) for tensor in tensors]}",
-                "keep one shape for all lanes",
-            )
-        )
-    return level.wrap(level.below(torch.stack, tensors))
 
 
 def _same_apart(a: Any, b: Any) -> bool:

@@ -45,7 +45,7 @@ def unwatched(level: Any) -> bool:
 
 def gathers(level: Any) -> bool:
     """Whether operands of other lanes are to be gathered for those that run, as they are but in a backward pass."""
-    return level.alive and current_graph_task_id() == -1
+    return level.alive and current_graph_task_id() == level.task
 
 
 def unary_method(name: str, call: Callable[[Any], Any]) -> None:

@@ -19,13 +19,14 @@ from lanewise._core.calls import (
     Context,
     LaneCall,
     UserCall,
-    give,
     highest_level,
     is_new_style,
     is_once_differentiable,
     user_formula,
 )
 from lanewise._core.dual import DualLevel
+from lanewise._core.forms import give
+from lanewise._core.hooks import on_lanes_of_node
 from lanewise._core.joins import restricted
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane, record_as_outside
@@ -295,31 +296,11 @@ def _registering(kind: Any, name: str) -> Callable:
         handles = [getattr(super(kind, node), name)(hook)]
         call = getattr(node.below, "call", None)
         if isinstance(call, LaneCall):
-            handles.append(getattr(node.below, name)(_with_lanes(call, hook)))
+            forms = [form for form in call.args if form], call.outs
+            handles.append(getattr(node.below, name)(on_lanes_of_node(call.level, call.running, forms, hook)))
         return Handles(handles)
 
     return register
-
-
-def _with_lanes(call: LaneCall, hook: Callable) -> Callable:
-    """A node's hook for the plane below, where the lanes are a dim of the gradients."""
-    forms = [form for form in call.args if form], call.outs
-
-    def below(*grads: tuple) -> Any:
-        with call.lanes() as level:
-            # A post-hook gets the inputs' gradients and the outputs', a pre-hook the outputs' alone.
-            given = [
-                tuple([give(level, grad, form) for grad, form in zip(group, kinds, strict=True)])
-                for group, kinds in zip(grads, forms[-len(grads) :], strict=True)
-            ]
-            result = hook(*given)
-            if result is None:
-                return None
-            changed = result if isinstance(result, tuple) else (result,)
-            kinds = forms[-len(grads)]
-            return tuple([call.take(level, grad, form) for grad, form in zip(changed, kinds, strict=True)])
-
-    return below
 
 
 def records(args: tuple) -> bool:

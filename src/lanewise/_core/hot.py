@@ -360,7 +360,7 @@ def _gathered(args: tuple) -> list | None:
             level = arg.level
             if arg.home is not level.lanes and level.alive:
                 if here is None:
-                    if current_graph_task_id() != -1:
+                    if current_graph_task_id() != level.task:
                         return None
                     here = list(args)
                 here[place] = level.here(arg)

@@ -27,7 +27,7 @@ from lanewise._core.missing import parting
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._core.rows import choose_rows
 from lanewise._torch_compat import apply_plainly, current_graph_task_id, is_grad_enabled, set_grad_enabled
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 # --- merging ---------------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
         if bool(same.all()):
             return rows[0]
         if not isinstance(level, LaneLevel):
-            raise Disagreement(level)
+            raise Disagreement(level) if level.restartable else _undecided(level)
         flat = (torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows).reshape(rows.shape[0], -1)
         # The values of one column are sorted several times faster than rows are.
         column, dim = (flat[:, 0], None) if flat.shape[1] == 1 else (flat, 0)
@@ -279,14 +279,26 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     return out
 
 
+def _undecided(level: BatchLevel) -> LaneValueError:
+    return LaneValueError(
+        at_user_line(
+            f"data-dependent control flow on a value that differs between the lanes of {level!r}, which cannot part: "
+            "they are directions to differentiate along, or cotangents",
+            "torch.where(condition, a, b)  # in place of: a if condition else b",
+        )
+    )
+
+
 def given_to_running(gradient: Any) -> bool:
     """Whether the lanes that run have been given a gradient. Lanes that have go apart from those that have not."""
     part = gradient
     while isinstance(part, Plane) and not (isinstance(part.level, LaneLevel) and part.mapped):  # type: ignore[attr-defined]
         part = part.value
-    if not isinstance(part, BatchTensor) or current_graph_task_id() != -1 or not can_settle(part.level):
+    if not isinstance(part, BatchTensor):
         return True
     level: Any = part.level
+    if current_graph_task_id() != level.task or not can_settle(level):
+        return True
     lanes, home = level.lanes, home_of(part)
     if not lanes.size or lanes.places(home) is not None:
         return True

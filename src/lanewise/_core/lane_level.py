@@ -65,7 +65,7 @@ class LaneLevel(BatchLevel):
         whole: The number of all lanes, those of other chunks included, and which of them is the first here.
     """
 
-    __slots__ = ("root", "outer", "writes", "aliases", "whole", "_own_size", "_lanes")
+    __slots__ = ("root", "outer", "writes", "aliases", "whole", "task", "_own_size", "_lanes")
     _lanes: Lanes
 
     def __init__(
@@ -79,6 +79,7 @@ class LaneLevel(BatchLevel):
         super().__init__(size, randomness, total, start)
         self.writes = 0
         self.aliases: Any = None
+        self.task = current_graph_task_id()
         self._own_size = size
         self.outer = outer
         if outer is None:
@@ -135,7 +136,7 @@ class LaneLevel(BatchLevel):
 
     def alias(self, tensor: BatchTensor) -> BatchTensor:
         """The same value in a new wrapper, without history on this plane."""
-        out = self.wrap(tensor.value) if tensor.mapped else self.adopt(tensor.value, tensor.origin)
+        out = super().alias(tensor)
         out.home = tensor.home
         return out
 
@@ -195,9 +196,9 @@ class LaneLevel(BatchLevel):
             return kept[2]
         if lanes.within(home):
             value = gather(self, tensor.value, lanes.positions(home))
-        elif home.within(lanes) and partial(tensor):
+        elif home.within(lanes) and self._partial(tensor):
             value = self.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
-        elif partial(tensor):
+        elif self._partial(tensor):
             value = self.below(take_rows, tensor.value, home, lanes)
         elif (places := lanes.places(home)) is not None:
             # Lanes that parted, came together and parted again in the same way.
@@ -215,6 +216,10 @@ class LaneLevel(BatchLevel):
         tensor.gathered = (lanes, version, out, grads)
         return out
 
+    def _partial(self, tensor: BatchTensor) -> bool:
+        """Whether a value is a cotangent, zero in lanes that it does not have."""
+        return current_graph_task_id() != self.task or getattr(tensor, "cotangent", False)
+
     def check_write_outside(self, level: Level) -> None:
         """Before a write to a tensor of a level around."""
         if self._lanes is not self.root and self.covers(level):
@@ -230,7 +235,7 @@ class LaneLevel(BatchLevel):
     def lanes_of_all(self, values: list) -> Iterator[None]:
         """Inside a backward pass, the lanes run that all values have."""
         running = self._lanes
-        if current_graph_task_id() != -1:
+        if current_graph_task_id() != self.task:
             self.lanes = self._cotangent_lanes(None, [value for value in values if isinstance(value, Tensor)])
         try:
             yield
@@ -286,7 +291,7 @@ class LaneLevel(BatchLevel):
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         lanes = self._lanes
-        if current_graph_task_id() != -1:
+        if current_graph_task_id() != self.task:
             lanes = self._cotangent_lanes(func, operands)
             if lanes is not self._lanes:
                 if func in FUSED:
@@ -338,7 +343,7 @@ class LaneLevel(BatchLevel):
         running = self._lanes
         if (func.is_view or torch.Tag.inplace_view in func.tags) and self.owns(args[0]):
             home = args[0].home
-            if partial(args[0]) or running.places(home) is not None:
+            if self._partial(args[0]) or running.places(home) is not None:
                 self.lanes = home
                 try:
                     return self._run_here(func, args, kwargs, operands)
@@ -360,7 +365,7 @@ class LaneLevel(BatchLevel):
                     raise Restart(self)
                 tensor = tensor.value
 
-        if is_grad_enabled() and current_graph_task_id() == -1 and any(map(recorded, operands)):
+        if is_grad_enabled() and current_graph_task_id() == self.task and any(map(recorded, operands)):
             for position, name in written_arguments(func):
                 map_tensors(check, argument(args, kwargs, position, name))
 
@@ -379,7 +384,7 @@ class LaneLevel(BatchLevel):
                 # The graph of this plane cannot hold that some lanes were written and others not.
                 raise Restart(self)
             lift(tensor)
-            if partial(tensor):
+            if self._partial(tensor):
                 self._widen(tensor)
             if self.journal is not None:
                 keep(self, tensor.value, tensor.home)
@@ -507,11 +512,6 @@ def lanes_of(level: BatchLevel) -> Lanes:
     if level.all_lanes is None:
         level.all_lanes = Lanes(None, None, level.size)
     return level.all_lanes
-
-
-def partial(tensor: BatchTensor) -> bool:
-    """Whether a value is a cotangent, zero in lanes that it does not have."""
-    return current_graph_task_id() != -1 or getattr(tensor, "cotangent", False)
 
 
 def completed(tensor: Any) -> Any:

@@ -36,7 +36,8 @@ class Plane(Tensor):
         value: The tensor of the plane below.
         level: The level the wrapper belongs to.
         origin: For a view of an unlifted tensor: `(parent, func, args, kwargs, index)`, how to take the view again
-            once the parent is lifted. None otherwise; left unset on lifted tensors, which never read it.
+            once the parent is lifted. None otherwise. On lifted tensors it counts for nothing, and is left unset but
+            for `()` where the value is that of another wrapper, too.
     """
 
     __slots__ = ("value", "level", "origin")

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import current_level, on_plane, pin_grad_mode
+from lanewise._core.level import on_plane, pin_grad_mode
 from lanewise._core.plane import Plane
+from lanewise._core.standpoint import Standpoint
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
-    FACTORY_KEY,
-    OUTSIDE_KEY,
-    IncludeDispatchKeyGuard,
     current_graph_task_id,
     is_grad_enabled,
     saved_tensor_hooks,
@@ -52,10 +50,7 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
     `unpack` may run the function again (checkpoint), maybe long after its level has ended: it stands on that plane,
     and what it gives back is of the levels that the saved tensor was of.
     """
-    level = current_level()
-    lanes = None if level is None else level.lanes
-    if lanes is not None:
-        level.forget_gathered()  # type: ignore[union-attr]
+    stand = Standpoint()
 
     def pack_on_plane(tensor: Tensor) -> Any:
         before, packing.now = packing.now, True
@@ -65,52 +60,44 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
                     return pack(tensor), ()
             # Autograd packs with grad mode off; the planes below are recording.
             with pin_grad_mode(True):
-                return pack(tensor), _levels_of(tensor)
+                return pack(tensor), _seats_of(tensor)
         finally:
             packing.now = before
 
     def unpack_on_plane(packed: tuple) -> Tensor:
-        held, levels = packed
+        held, seats = packed
         before, packing.now = packing.now, False
         try:
-            if level is None:
-                with on_plane(None):
-                    return _reseated(unpack(held), levels)
-            with on_plane(level), IncludeDispatchKeyGuard(FACTORY_KEY), IncludeDispatchKeyGuard(OUTSIDE_KEY):
-                running, level.lanes = level.lanes, lanes
-                level.forget_gathered()
-                try:
-                    return _reseated(unpack(held), levels)
-                finally:
-                    level.lanes = running
-                    level.forget_gathered()
+            with stand.again():
+                return _reseated(unpack(held), seats)
         finally:
             packing.now = before
 
     return pack_on_plane, unpack_on_plane
 
 
-def _levels_of(tensor: Any) -> tuple:
-    levels = []
+def _seats_of(tensor: Any) -> tuple:
+    """The levels that a tensor is of, each with the lanes it was made for there."""
+    seats = []
     while isinstance(tensor, Plane):
-        levels.append(tensor.level)
+        seats.append((tensor.level, getattr(tensor, "home", None)))
         tensor = tensor.value
-    return tuple(levels)
+    return tuple(seats)
 
 
-def _reseated(tensor: Any, levels: tuple) -> Any:
-    """The tensor on these levels, where a transform that was run again made it on new ones."""
-    if not isinstance(tensor, Plane) or _levels_of(tensor) == levels:
+def _reseated(tensor: Any, seats: tuple) -> Any:
+    """The tensor on these levels, for these lanes, where a function that was run again made it for new ones."""
+    if not isinstance(tensor, Plane) or _seats_of(tensor) == seats:
         return tensor
-    if not levels:
+    if not seats:
         # What the hook computed from a tensor from outside.
         return _reseated(tensor.value, ())
-    value = _reseated(tensor.value, levels[1:])
+    (level, home), *rest = seats
+    value = _reseated(tensor.value, tuple(rest))
     tangent = getattr(tensor, "tangent", None)
     if tangent is not None:
-        return levels[0].wrap(value, _reseated(tangent, levels[1:]))
-    out = levels[0].wrap(value) if getattr(tensor, "mapped", False) else levels[0].adopt(value)
-    home = getattr(tensor, "home", None)
+        return level.wrap(value, _reseated(tangent, tuple(rest)))
+    out = level.wrap(value) if getattr(tensor, "mapped", False) else level.adopt(value)
     if home is not None:
         out.home = home
     return out

@@ -1,0 +1,56 @@
+"""A formula run once per lane: the values of one lane, and the results of all as one value."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import Plane, recorded, tracked
+from lanewise._torch_compat import is_grad_enabled
+from lanewise.errors import LaneValueError, at_user_line
+
+
+def at_lane(level: BatchLevel, values: Any, lane: int) -> tuple:
+    """The values of one lane, on the plane below."""
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        value = level.here(value)
+        return level.below(_row, value.value, lane) if level.mapped(value) else level.physical(value)
+
+    return tuple([take(value) for value in values])
+
+
+def needing_gradients(values: list, rows: tuple) -> list:
+    """Rows that say, where the values do, that they need a gradient: a formula may ask, and record on its own."""
+    if is_grad_enabled():
+        return list(rows)
+    return [
+        row.requires_grad_() if isinstance(value, Plane) and recorded(value) and not tracked(row) else row
+        for value, row in zip(values, rows, strict=True)
+    ]
+
+
+def _row(value: Tensor, lane: int) -> Tensor:
+    row = value.select(0, lane)
+    # It may be the state of a generator, which torch reads from the start of the memory.
+    return row.clone() if row.dtype is torch.uint8 else row
+
+
+def stack_lanes(level: BatchLevel, rows: list) -> Any:
+    """One value per lane, on the plane of `level`; what is no tensor must be the same in all."""
+    tensors = [row for row in rows if isinstance(row, Tensor)]
+    if not tensors:
+        return rows[0]
+    shape = tensors[0].shape
+    if len(tensors) < len(rows) or any(tensor.shape != shape for tensor in tensors):
+        raise LaneValueError(
+            at_user_line(
+                f"vmap: a custom Function ran once per lane, and its results have different shapes: "
+                f"{[list(tensor.shape) for tensor in tensors]}",
+                "keep one shape for all lanes",
+            )
+        )
+    return level.wrap(level.below(torch.stack, tensors))

@@ -1,0 +1,114 @@
+"""Where code of a transformed function stands, so that what it leaves behind can run there again.
+
+A hook, or a function under `checkpoint`, is called in a backward pass, where the levels may have ended long ago. For
+that time they are open again, with the lanes that ran then, and lanes may part as they did.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from lanewise._core.batch import BatchLevel
+from lanewise._core.lane_level import LaneLevel
+from lanewise._core.lanes import BeginAgain, Boundary, Disagreement, Restart, machine
+from lanewise._core.level import Level, current_level, live_levels, on_plane
+from lanewise._torch_compat import (
+    FACTORY_KEY,
+    OUTSIDE_KEY,
+    IncludeDispatchKeyGuard,
+    current_graph_task_id,
+)
+from lanewise.errors import TransformError, at_user_line
+
+
+class Standpoint:
+    """The plane that the running code is on, the lanes that run, and how they part.
+
+    Attributes:
+        level: The level of the plane, None for plain torch.
+        levels: All open levels, outermost first, each with its lanes.
+        converted: The level whose lanes part in converted code, or None.
+        calls: For each call that is run again for lanes it leaves behind: the level, and its lanes at the call.
+    """
+
+    __slots__ = ("level", "levels", "converted", "calls")
+
+    def __init__(self) -> None:
+        self.level = current_level()
+        self.levels = [(level, level.lanes) for level in live_levels()] if self.level is not None else []
+        self.converted = machine.level
+        self.calls = [(call.level, call.base) for call in machine.boundaries]
+        for level, _ in self.levels:
+            level.forget_gathered()
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Stand there again. Code inside runs as it did then, though a backward pass is running."""
+        if self.level is None:
+            with on_plane(None):
+                yield
+            return
+        ended = [level for level, _ in self.levels if not level.alive]
+        before = machine.level, machine.boundaries, machine.together
+        with ExitStack() as stack:
+            for level, lanes in self.levels:
+                stack.enter_context(_Running(level, lanes))
+            stack.enter_context(on_plane(self.level))
+            stack.enter_context(IncludeDispatchKeyGuard(FACTORY_KEY))
+            stack.enter_context(IncludeDispatchKeyGuard(OUTSIDE_KEY))
+            machine.level = self.converted
+            machine.boundaries = [*before[1], *[Boundary(level, base) for level, base in self.calls]]
+            machine.together = 0
+            try:
+                yield
+            except (Disagreement, Restart, BeginAgain) as signal:
+                if signal.level in ended:
+                    raise _parts_anew(signal.level) from None
+                raise
+            finally:
+                machine.level, machine.boundaries, machine.together = before
+                machine.raised[:] = [entry for entry in machine.raised if entry[1] not in ended]
+
+
+class _Running:
+    """A level with the lanes that ran: open again if it has ended since, with nothing that could be undone."""
+
+    __slots__ = ("level", "lanes", "before", "ended")
+
+    def __init__(self, level: Level, lanes: Any) -> None:
+        self.level = level
+        self.lanes = lanes
+
+    def __enter__(self) -> None:
+        level = self.level
+        self.ended = not level.alive
+        if self.ended:
+            level.alive = True
+            level.closing = None
+            if isinstance(level, BatchLevel):
+                level.journal = None
+                level.restartable = False
+            level.__enter__()
+        self.before = level.lanes, getattr(level, "task", -1)
+        level.lanes = self.lanes
+        if isinstance(level, LaneLevel):
+            level.task = current_graph_task_id()
+        level.forget_gathered()
+
+    def __exit__(self, *exc: Any) -> None:
+        level = self.level
+        level.forget_gathered()
+        level.lanes, task = self.before
+        if isinstance(level, LaneLevel):
+            level.task = task
+        if self.ended:
+            level.__exit__(*exc)
+
+
+def _parts_anew(level: Level) -> TransformError:
+    return TransformError(
+        at_user_line(
+            f"{level!r}, which has ended: code that runs again in a backward pass takes other ways than it did",
+            "checkpoint(f, x)  # of a function that does the same when it is called again",
+        )
+    )
