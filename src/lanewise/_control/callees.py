@@ -155,7 +155,7 @@ def _way(func: types.FunctionType) -> Any:
         if func.__closure__ and hasattr(func, "__wrapped__"):
             return _WRAPPER
         module = str(func.__globals__.get("__name__"))
-        return _CALLBACKS if module.startswith(_CALLING) and not module.startswith(_OPERATIONS) else _PASS
+        return _CALLBACKS if module.startswith(_CALLING) and not module.startswith("lanewise._core.") else _PASS
     code = converted_code(func)
     return _APART if isinstance(code, Unsupported) else code
 

@@ -106,9 +106,11 @@ class BatchLevel(Level):
         drawn: Generators of the user's that were drawn from, with their states before, by id; None for none.
         restartable: Whether its function can be run again, with lanes that part.
         all_lanes: The set of its lanes, once somebody asks for it.
+        task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
     __slots__ = ("size", "randomness", "total", "start", "journal", "drawn", "restartable", "all_lanes")
+    task = -1
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
