@@ -19,7 +19,6 @@ import torch.autograd.function
 import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn.modules.batchnorm
-import torch.nn.modules.instancenorm
 import torch.nn.modules.module
 import torch.nn.utils.parametrize
 import torch.utils._mode_utils
@@ -246,9 +245,8 @@ def has_module_hooks(module: torch.nn.Module) -> bool:
     )
 
 
-# The classes of all BatchNorms, synchronized and lazy ones too, and of all InstanceNorms; without: the public classes.
+# The class of all BatchNorms, synchronized and lazy ones too; without: the public classes.
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
-InstanceNormBase = torch.nn.modules.instancenorm._InstanceNorm
 
 
 def forget_parametrized(owner: torch.nn.Module, name: str) -> None:

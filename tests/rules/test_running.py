@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import lanewise
 from lanewise import functional_call, grad, jacfwd, jvp, stack_module_state, vmap
 from tests.oracles import assert_same
 
@@ -194,32 +193,116 @@ def test_tangents_outside_of_statistics_with_lanes():
     assert_same(got, change * 0.9 + t.mean((1, 3)) * 0.1)
 
 
-@pytest.mark.parametrize("momentum", [0.3, None])
-@pytest.mark.parametrize("name", NORMS)
-def test_lanes_that_take_different_branches_are_refused_and_nothing_is_left_updated(name, momentum):
-    make, shape = NORMS[name]
-    module = make(momentum)
-    before = [t.clone() for t in module.buffers()]
+# --- lanes that take different branches -------------------------------------------------------------------------------
 
+
+def on_one_side(m, mapped):
+    return lambda x: m(x) if x.sum() > 0 else -x
+
+
+def on_both_sides(m, mapped):
+    return lambda x: m(x) * 2 if x.sum() > 0 else m(x * 2) - x
+
+
+def before_and_after(m, mapped):
     def f(x):
-        y = module(x)
+        y = m(x)
         if x.sum() > 0:
-            return y * 2
+            y = m(y * x) + y
+        return m(y + x)
+
+    return f
+
+
+def repeated(m, mapped):
+    def f(x):
+        steps = 0
+        while x.abs().sum() > 9 and steps < 4:
+            x = m(x * 0.6) * 0.5 + x * 0.3
+            steps = steps + 1
+        return x
+
+    return f
+
+
+def returned_early(m, mapped):
+    def f(x):
+        if x.sum() > 1:
+            return m(x)
+        y = m(x * 3)
+        if y.flatten()[0] > 0:
+            return m(y) * y
         return y
 
-    x = torch.randn(shape)
-    with pytest.raises(lanewise.errors.TransformError) as caught:
-        vmap(f)(torch.stack([x[0], -x[0]]))
-    assert str(caught.value).startswith(
-        f"vmap: {module}: running statistics [3] made outside the mapped function are updated where lanes take "
-        "different branches: the lanes of one branch would update them before those of the other, in an order that is "
-        f"not a loop's\n  at {__file__}"
-    )
-    counts = [t for t in module.buffers() if t.dim() == 0]
-    assert_same(tuple(t for t in module.buffers() if t.dim()), tuple(t for t in before if t.dim()))
-    assert all(int(count) <= 1 for count in counts)
-    same = torch.stack([x[0], x[0] * 2])
-    check(module.to(D), lambda m: (vmap(m), loop(m)), same.to(D))
+    return f
+
+
+def in_a_generator(m, mapped):
+    def grown(x):
+        while x.sum() < 9:
+            x = m(x) + x * 1.1 + 0.4
+            yield x
+
+    def f(x):
+        total = x * 0
+        for y in grown(x.abs()):
+            total = total + y.sin()
+        return m(total * x) if total.sum() > 0 else total * x
+
+    return f
+
+
+def in_maps_inside(m, mapped):
+    def f(x):
+        y = m(x[0])
+        y = y + mapped(lambda z: m(z) + z if z.sum() > 0 else m(m(z)))(x).sum(0)
+        if y.sum() > 0.3:
+            y = y + mapped(lambda z: m(z) + z if z.sum() > 0.2 else m(m(z)))(x * 2).sum(0)
+        return m(y) + mapped(m)(x).sum(0)
+
+    return f
+
+
+PARTING = [on_one_side, on_both_sides, before_and_after, repeated, returned_early, in_a_generator, in_maps_inside]
+AROUND = {
+    "vmap": lambda f, mapped: mapped(f),
+    "chunks": lambda f, mapped: vmap(f, chunk_size=2) if mapped is vmap else mapped(f),
+    "grad inside": lambda f, mapped: mapped(grad(cubes(f))),
+    "grad around": lambda f, mapped: grad(cubes(mapped(f))),
+    "jvp inside": lambda f, mapped: mapped(lambda x: jvp(f, (x,), (x.sin(),))[1]),
+    "jvp around": lambda f, mapped: lambda x: jvp(mapped(f), (x,), (x.sin(),))[1],
+    "two deep": lambda f, mapped: mapped(mapped(f)),
+}
+
+
+@pytest.fixture(params=["converted", "as written"])
+def way(request, monkeypatch):
+    """Lanes part in converted code, or the function is run again."""
+    if request.param == "as written":
+        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("f", PARTING)
+def test_lanes_that_take_different_branches(f, around, momentum, way):
+    """Each lane makes its own updates, in the order of the lanes."""
+    deep = (f is in_maps_inside) + (around == "two deep")
+    x = torch.randn(*(4, 3)[:deep], 5, 4, 3, dtype=D, generator=torch.Generator().manual_seed(5))
+    module = nn.BatchNorm1d(3, momentum=momentum).to(D)
+    module(torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(6)))
+    run = AROUND[around]
+    check(module, lambda m: (run(f(m, vmap), vmap), run(f(m, loop), loop)), x)
+    check(module, lambda m: (run(f(m, vmap), vmap), run(f(m, loop), loop)), -x)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("f", [on_both_sides, before_and_after])
+def test_other_norms_where_lanes_take_different_branches(f, name, way):
+    make, shape = NORMS[name]
+    module, x = make(0.3).to(D), torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(7))
+    check(module, lambda m: (vmap(f(m, vmap)), loop(f(m, loop))), x)
 
 
 def test_updates_with_lanes_around_one_without_are_refused():

@@ -79,7 +79,8 @@ def boundary(
                     runs = len(pieces) + waiting.shape[0]
                     if runs > _MANY and 2 * runs > base.size:
                         _warn_one_by_one(base)
-                    if alone and generators is None and level.outer is None:
+                    # (A lane by itself would not write to the records of what each lane does.)
+                    if alone and generators is None and level.outer is None and not journal.own:
                         run = _alone(level, thunk)
             journal.undo(level, rows)
             draws.back(mark)

@@ -1,5 +1,6 @@
 """What a function has written to tensors that were there before it ran, so that it can be run again."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,14 +34,18 @@ class Journal:
         given: Tensors `[B, *S]` of the plane below that were there before, with all lanes. None: every tensor counts
             that has the lanes of `base` or more.
         copies: A tensor, its lanes (None: all) and what it held, by the place of its elements, oldest first.
+        own: The places of records of the library's own among them, with a row for each lane.
+        again: What is to be done besides, oldest first, where all lanes begin again.
     """
 
-    __slots__ = ("given", "base", "copies", "_views")
+    __slots__ = ("given", "base", "copies", "again", "own", "_views")
 
     def __init__(self, given: list[Tensor] | None, base: Lanes | None = None) -> None:
         self.given = given
         self.base = base
         self.copies: dict[tuple, tuple[Tensor, Lanes | None, Tensor]] = {}
+        self.again: dict[Any, Callable[[], None]] = {}
+        self.own: set[tuple] = set()
         self._views: dict[int, list[Tensor]] | None = None
 
     def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
@@ -62,9 +67,10 @@ class Journal:
         if place not in self.copies:
             self.copies[place] = (value, home, level.below(_copy, value))
 
-    def add(self, value: Tensor, copy: Tensor) -> None:
-        """Keep a copy that was taken elsewhere, of a tensor without lanes."""
-        self.copies.setdefault(elements(value), (value, None, copy))
+    def keep_own(self, level: Any, value: Tensor, home: Lanes) -> None:
+        """Keep what `value` holds, a record of the library's own with a row for each lane of `home`."""
+        self.own.add(elements(value))
+        self._copy(level, value, home)
 
     def written(self) -> set[int]:
         """The memory that was written to."""
@@ -73,8 +79,11 @@ class Journal:
     def pass_on(self, other: "Journal") -> None:
         """Tell the journal of the call around this one what was written."""
         given = None if other.given is None else {memory(tensor) for tensor in other.given}
+        for key, undo in self.again.items():
+            other.again.setdefault(key, undo)
+        other.own |= self.own
         for place, (value, home, copy) in self.copies.items():
-            if given is not None and place[0] not in given:
+            if given is not None and place[0] not in given and place not in self.own:
                 continue
             if given is None and home is not None and other.base is not None and not other.base.within(home):
                 continue
@@ -85,6 +94,8 @@ class Journal:
 
         The newest first: where views overlap, a later copy holds what was written through an earlier one.
         """
+        for undo in reversed(self.again.values()) if rows is None else ():
+            undo()
         for value, home, copy in reversed(self.copies.values()):
             if tracked(value):
                 raise TransformError(
