@@ -125,7 +125,7 @@ def _aligned(level: Any, x: BatchTensor, y: Any, sums: bool) -> tuple[BatchTenso
     if not level.alive:
         return None
     lanes = level.lanes
-    if current_graph_task_id() == -1:
+    if current_graph_task_id() == level.task:
         return level.here(x), level.here(y), lanes
     home = x.home
     if type(y) is BatchTensor and y.mapped:
