@@ -171,9 +171,41 @@ def test_components_under_vmap_and_without_lanes():
     assert vmap(lambda x: x.sum(0))(none).shape == (0, 2)
 
 
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_components_are_written_to_in_place(chunk_size):
+    """By the lanes that return, each run, whatever it has done to others that run again."""
+
+    def f(x):
+        x[:1] += 1
+        if x.sum() > 0:
+            x.mul_(2)
+        return x.sum(), (x[:1] * 3).mul_(2)
+
+    rows = [sign * row.clone() for row in ROWS for sign in (1, -1, 2)]
+    xs = nested(rows)
+    got = vmap(f, out_dims=(0, JAGGED), chunk_size=chunk_size)(xs)
+    want = [f(row) for row in rows]
+    assert_same(xs.values(), torch.cat(rows))
+    assert_same(got[0], torch.stack([total for total, _ in want]))
+    assert_same(got[1].values(), torch.cat([row for _, row in want]))
+    tracked = nested().requires_grad_()
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        next(iter(tracked.unbind())).mul_(2)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        vmap(lambda x: x.mul_(2).sum())(tracked)
+
+
+def test_parts_of_a_sparse_tensor_are_copies():
+    def f(x):
+        x.mul_(2)
+        return torch.sparse.sum(x) if torch.sparse.sum(x) > 3 else -torch.sparse.sum(x)
+
+    xs = torch.diag(torch.tensor([1.0, 2.0, 3.0])).to_sparse()
+    assert vmap(f)(xs).tolist() == [f(xs.select(0, lane)).item() for lane in range(3)] == [-2.0, 4.0, 6.0]
+    assert xs.to_dense().diagonal().tolist() == [1.0, 2.0, 3.0]
+
+
 def test_components_refusals():
-    with pytest.raises(RuntimeError, match="component of a nested tensor was written to in place"):
-        vmap(lambda x: x.mul_(2))(nested())
     with pytest.raises(RuntimeError, match="components are lanes along dim 0, not along dim 1"):
         vmap(torch.sum, in_dims=1)(nested())
     with pytest.raises(ValueError, match="same size in the mapped dimension"):

@@ -23,7 +23,6 @@ from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import code_of
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
-from lanewise.errors import TransformError, at_user_line
 
 # Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
 _as_written: set[Any] = set()
@@ -52,14 +51,17 @@ def run_apart(
         ]
         given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not by_component(lane, dim)]
         level.journal = Journal(given)
+        writes: list[tuple] = []
         try:
             with level:
-                thunk = partial(_run, level, func or call.func, lanes, jagged, spec)
+                thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
                 out = boundary(level, thunk, join, structured=func is not None, alone=not jagged)
                 if machine.raised:
                     raise_caught(level, Restart)
                 _give_back(level, leaves, dims, lanes, place)
+                for write in writes:
+                    level.below(_write_components, *write)
                 return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
         except BaseException as error:
             restart = arrived(level, error, Restart)
@@ -75,8 +77,13 @@ def run_apart(
                 reseat_generators(level)
 
 
-def _run(level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Components], spec: Spec) -> Any:
-    """Call the function for the lanes that run, of components of nested tensors for those of one shape."""
+def _run(
+    level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Components], spec: Spec, writes: list[tuple]
+) -> Any:
+    """Call the function for the lanes that run, of components of nested tensors for those of one shape.
+
+    What it has written to components goes to `writes`, for `_write_components`.
+    """
     if not jagged:
         args, kwargs = unflatten(lanes, spec)
         return func(*args, **kwargs)
@@ -90,16 +97,19 @@ def _run(level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Compon
         ],
         spec,
     )
-    versions = [value._version for value in rows.values()]
+    before, versions = level.lanes, {position: value._version for position, value in rows.items()}
     out = func(*args, **kwargs)
-    if versions != [value._version for value in rows.values()]:
-        raise TransformError(
-            at_user_line(
-                "vmap: a component of a nested tensor was written to in place, which the nested tensor would not see",
-                "x = x.clone()  # first thing in the function",
-            )
-        )
+    for position, value in rows.items():
+        if value._version != versions[position] and not jagged[position].sparse:
+            done = level.lanes
+            writes.append((jagged[position], done.positions(level.root), value, done.positions(before)))
     return out
+
+
+def _write_components(components: Components, places: Tensor, value: Tensor, rows: Tensor) -> None:
+    """Write rows of `value` to the components at `places`, those of the lanes that have returned in that run."""
+    for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        components.lanes[place].copy_(value[row])
 
 
 def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:

@@ -222,4 +222,6 @@ class Components:
         """Those at `places` `[n, *S]`, or the one sparse part."""
         if not places:
             return self.none
-        return self.lanes[places[0]] if self.sparse else torch.stack([self.lanes[place] for place in places])
+        if self.sparse:
+            return self.lanes[places[0]].clone()  # a part is a copy: what is written to it is gone when it runs again
+        return torch.stack([self.lanes[place] for place in places])
