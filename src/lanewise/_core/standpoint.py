@@ -4,8 +4,6 @@ A hook, or a function under `checkpoint`, is called in a backward pass, where th
 that time they are open again, with the lanes that ran then, and lanes may part as they did.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lanewise._core.batch import BatchLevel
@@ -15,8 +13,9 @@ from lanewise._core.level import Level, current_level, live_levels, on_plane
 from lanewise._torch_compat import (
     FACTORY_KEY,
     OUTSIDE_KEY,
-    IncludeDispatchKeyGuard,
     current_graph_task_id,
+    include_key,
+    tls_is_included,
 )
 from lanewise.errors import TransformError, at_user_line
 
@@ -41,33 +40,44 @@ class Standpoint:
         for level, _ in self.levels:
             level.forget_gathered()
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Stand there again. Code inside runs as it did then, though a backward pass is running."""
-        if self.level is None:
-            with on_plane(None):
-                yield
-            return
-        ended = [level for level, _ in self.levels if not level.alive]
-        before = machine.level, machine.boundaries, machine.together
-        with ExitStack() as stack:
-            for level, lanes in self.levels:
-                stack.enter_context(_Running(level, lanes))
-            stack.enter_context(on_plane(self.level))
-            stack.enter_context(IncludeDispatchKeyGuard(FACTORY_KEY))
-            stack.enter_context(IncludeDispatchKeyGuard(OUTSIDE_KEY))
-            machine.level = self.converted
-            machine.boundaries = [*before[1], *[Boundary(level, base) for level, base in self.calls]]
-            machine.together = 0
-            try:
-                yield
-            except (Disagreement, Restart, BeginAgain) as signal:
-                if signal.level in ended:
-                    raise _parts_anew(signal.level) from None
-                raise
-            finally:
-                machine.level, machine.boundaries, machine.together = before
-                machine.raised[:] = [entry for entry in machine.raised if entry[1] not in ended]
+    def again(self) -> Any:
+        """A context that stands there again. Code inside runs as it did then, though a backward pass is running."""
+        return on_plane(None) if self.level is None else _Again(self)
+
+
+class _Again:
+    __slots__ = ("stand", "running", "ended", "plane", "keys", "before")
+
+    def __init__(self, stand: Standpoint) -> None:
+        self.stand = stand
+
+    def __enter__(self) -> None:
+        stand = self.stand
+        self.ended = [level for level, _ in stand.levels if not level.alive]
+        self.running = [_Running(level, lanes) for level, lanes in stand.levels]
+        for running in self.running:
+            running.open()
+        self.plane = on_plane(stand.level)
+        self.plane.__enter__()
+        self.keys = tls_is_included(FACTORY_KEY), tls_is_included(OUTSIDE_KEY)
+        include_key(FACTORY_KEY, True)
+        include_key(OUTSIDE_KEY, True)
+        self.before = machine.level, machine.boundaries, machine.together
+        machine.level = stand.converted
+        machine.boundaries = [*machine.boundaries, *[Boundary(level, base) for level, base in stand.calls]]
+        machine.together = 0
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        machine.level, machine.boundaries, machine.together = self.before
+        if machine.raised:
+            machine.raised[:] = [entry for entry in machine.raised if entry[1] not in self.ended]
+        include_key(FACTORY_KEY, self.keys[0])
+        include_key(OUTSIDE_KEY, self.keys[1])
+        self.plane.__exit__(kind, error, trace)
+        for running in reversed(self.running):
+            running.close()
+        if isinstance(error, (Disagreement, Restart, BeginAgain)) and error.level in self.ended:
+            raise _parts_anew(error.level) from None
 
 
 class _Running:
@@ -79,7 +89,7 @@ class _Running:
         self.level = level
         self.lanes = lanes
 
-    def __enter__(self) -> None:
+    def open(self) -> None:
         level = self.level
         self.ended = not level.alive
         if self.ended:
@@ -95,14 +105,14 @@ class _Running:
             level.task = current_graph_task_id()
         level.forget_gathered()
 
-    def __exit__(self, *exc: Any) -> None:
+    def close(self) -> None:
         level = self.level
         level.forget_gathered()
         level.lanes, task = self.before
         if isinstance(level, LaneLevel):
             level.task = task
         if self.ended:
-            level.__exit__(*exc)
+            level.__exit__(None, None, None)
 
 
 def _parts_anew(level: Level) -> TransformError:
