@@ -51,6 +51,11 @@ class _History:
         self.numbers: Tensor | None = None
         self.states: dict[int, _State] = {}
 
+    def copy(self) -> "_History":
+        twin = _History(self.generator)
+        twin.now, twin.count, twin.numbers, twin.states = self.now, self.count, self.numbers, dict(self.states)
+        return twin
+
     def begin(self, level: LaneLevel) -> None:
         """Before a draw for the lanes that run."""
         lanes, root = level.lanes, level.root
@@ -116,7 +121,7 @@ class SameDraws:
 
     def begin(self, level: LaneLevel, args: tuple, kwargs: dict) -> None:
         """Before a draw for the lanes that run, of which fewer may go on."""
-        if level.randomness != "same" or current_graph_task_id() != -1:
+        if level.randomness != "same" or current_graph_task_id() != level.task:
             return
         generator = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)), None)
         key = 0 if generator is None else generator_identity(generator)
@@ -128,6 +133,13 @@ class SameDraws:
                 note_generator(level, generator)
             self.histories[key] = _History(generator)
         self.histories[key].begin(level)
+
+    def copy(self) -> "SameDraws":
+        """The same, for a function that is to run again from here."""
+        twin = SameDraws()
+        for key, history in self.histories.items():
+            twin.histories[key] = history.copy()
+        return twin
 
     def mark(self) -> dict:
         """What lanes have drawn so far, to come back to."""

@@ -27,7 +27,8 @@ class Standpoint:
         level: The level of the plane, None for plain torch.
         levels: All open levels, outermost first, each with its lanes.
         converted: The level whose lanes part in converted code, or None.
-        calls: For each call that is run again for lanes it leaves behind: the level, and its lanes at the call.
+        calls: For each call that is run again for lanes it leaves behind: the level, its lanes at the call, and what
+            they have drawn.
     """
 
     __slots__ = ("level", "levels", "converted", "calls")
@@ -36,7 +37,7 @@ class Standpoint:
         self.level = current_level()
         self.levels = [(level, level.lanes) for level in live_levels()] if self.level is not None else []
         self.converted = machine.level
-        self.calls = [(call.level, call.base) for call in machine.boundaries]
+        self.calls = [(call.level, call.base, call.draws.copy()) for call in machine.boundaries]
         for level, _ in self.levels:
             level.forget_gathered()
 
@@ -64,7 +65,8 @@ class _Again:
         include_key(OUTSIDE_KEY, True)
         self.before = machine.level, machine.boundaries, machine.together
         machine.level = stand.converted
-        machine.boundaries = [*machine.boundaries, *[Boundary(level, base) for level, base in stand.calls]]
+        calls = [Boundary(level, base, draws.copy()) for level, base, draws in stand.calls]
+        machine.boundaries = [*machine.boundaries, *calls]
         machine.together = 0
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
