@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 import lanewise
 from lanewise import errors, grad, jacfwd, jacrev, jvp, vjp, vmap
+from lanewise._torch_compat import APPLY_IS_PYTHON
 from tests.oracles import assert_same, loop_vmap
 
 
@@ -654,11 +655,47 @@ def test_tensors_by_keyword_are_refused():
 
 
 def test_bound_apply_taken_before():
-    """`relu = MyRelu.apply` at module level is the same thing, whenever it was taken."""
-    original = MethodType(Function.__dict__["apply"].__func__, OldStyle)
+    """`relu = MyRelu.apply` at module level is the same thing whenever it was taken; or an error, in newer torches."""
     xs, w = torch.randn(4, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    if not APPLY_IS_PYTHON:
+        original = torch._C._FunctionBase.__dict__["apply"].__get__(None, OldStyle)
+        sums = lambda X, w: original(X, w).sum()
+        for f in (vmap(original, in_dims=(0, None)), vmap(grad(sums), in_dims=(0, None)), jacfwd(original)):
+            with pytest.raises(errors.FunctionError, match="taken before lanewise was imported"):
+                f(xs, w)
+        assert_same(grad(sums)(xs, w), 3 * w * (xs * w).cos())  # where there is only autograd, it is right as it is
+        return
+    original = MethodType(Function.__dict__["apply"].__func__, OldStyle)
     got = grad(lambda X: vmap(original, in_dims=(0, None))(X, w).sum())(xs)
     assert_same(got, 3 * w * (xs * w).cos())
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 14), reason="set_output_grad_dtype is new in torch 2.14")
+@pytest.mark.parametrize("dtype", [torch.float32, None])
+def test_dtype_of_the_gradient(dtype):
+    """Backward gets its gradient in the dtype that forward asked for, on every plane."""
+    seen = []
+
+    class Halved(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_output_grad_dtype(dtype)
+            return x.half()
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(g.dtype)
+            return 3 * g.float()
+
+    xs, c = torch.randn(4, 3), torch.randn(3)
+
+    def f(x):
+        return (Halved.apply(x).float() * c).sum()
+
+    expected = dtype or torch.float16
+    for got in (vmap(grad(f))(xs), grad(lambda xs: vmap(f)(xs).sum())(xs), vmap(vmap(grad(f)))(xs[None])[0]):
+        assert_same(got, (3 * c.half().float()).expand(4, 3))
+    assert set(seen) == {expected}
 
 
 def test_plain_tensors_go_torchs_own_way():

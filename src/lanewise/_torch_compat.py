@@ -4,6 +4,7 @@ Nothing here belongs to torch's own transform engine; the one name that mentions
 """
 
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch.nn.utils.parametrize
 import torch.utils._mode_utils
 import torch.utils._python_dispatch
 import torch.utils._pytree
+import torch.utils.checkpoint
 
 # Flattening of containers. Also the registry where users' own containers are known; without it: optree or our own.
 pytree = torch.utils._pytree
@@ -199,16 +201,64 @@ def saved_tensor_hooks() -> object:
 # The base of every autograd.Function; its `setup_context` tells new-style Functions from old-style ones.
 single_level_setup_context = torch.autograd.function._SingleLevelFunction.setup_context
 
-# The base of `Function` on which torch's own `apply` looks for the next one: an `apply` set here sees every
-# application, also through a bound `MyFunction.apply` that the user took earlier. Without it: replace
-# `Function.apply` itself.
+# The base of all Functions, torch's own that are not of the class `Function` too.
 AnyFunction = torch.autograd.function._SingleLevelFunction
 _apply = torch._C._FunctionBase.__dict__["apply"]
+
+# Up to torch 2.13, `Function.apply` is a Python function that looks for the next `apply` on that base: one set there
+# sees every application, also through a bound `MyFunction.apply` that the user took earlier. From torch 2.14 on it is
+# the function of the extension itself, and what was bound earlier cannot be led elsewhere, only noticed.
+APPLY_IS_PYTHON = isinstance(torch.autograd.Function.__dict__["apply"], classmethod)
+
+
+class _Expected(threading.local):
+    """Whether the next node of a Function in this thread is made by `apply_plainly`."""
+
+    here = False
+
+
+_expected = _Expected()
 
 
 def apply_plainly(cls: type, *args: object, **kwargs: object) -> Any:
     """Record a Function on the plane of its operands, whatever planes there are below."""
-    return _apply.__get__(None, cls)(*args, **kwargs)
+    if APPLY_IS_PYTHON:
+        return _apply.__get__(None, cls)(*args, **kwargs)
+    _expected.here = True
+    try:
+        return _apply.__get__(None, cls)(*args, **kwargs)
+    finally:
+        _expected.here = False
+
+
+def lead_applications(apply: Callable, passed_by: Callable[[type], None]) -> None:
+    """Make `apply` see every application of a Function; `passed_by` is told the Function of one that it cannot see."""
+    AnyFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    if APPLY_IS_PYTHON:
+        return
+
+    def outermost(cls: type, *args: object, **kwargs: object) -> Any:
+        # Transforms of torch.func that run have the first say, then call `AnyFunction.apply`.
+        return (apply_plainly if peer_engine_active() else apply)(cls, *args, **kwargs)
+
+    def made(node: Any) -> None:
+        if not _expected.here:
+            passed_by(node._forward_cls)
+        _expected.here = False
+
+    torch.autograd.Function.apply = classmethod(outermost)  # type: ignore[assignment]
+    torch.autograd.function.BackwardCFunction.__init__ = made  # type: ignore[assignment]
+
+
+def with_defaults(cls: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments as forward takes them, by position where it can; up to torch 2.13 `Function.apply` has done it."""
+    if APPLY_IS_PYTHON or cls.setup_context is single_level_setup_context:
+        return args, kwargs
+    return torch.autograd.function._bind_default_args(cls.forward, args, kwargs)  # type: ignore[attr-defined]
+
+
+# Until torch 2.11, `checkpoint` keeps its arguments by a Function that is never pulled back: as they are, on any plane.
+CheckpointInputs = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
 def user_vmap_rule(op: Any) -> Callable | None:

@@ -40,8 +40,10 @@ from lanewise.errors import (
 
 _IS_ONCE_DIFFERENTIABLE = once_differentiable(lambda ctx: None).__code__
 _NOT_ATTRIBUTES = frozenset(
-    ("to_save", "saved_for_forward", "dirty_tensors", "non_differentiable", "materialize_grads", "needs_input_grad")
+    "to_save saved_for_forward dirty_tensors non_differentiable materialize_grads needs_input_grad "
+    "output_grad_dtypes".split()
 )
+_OUTPUT_ATTRIBUTES = ("fixed", "written", "materialize", "grad_dtypes")
 
 
 class Context(FunctionCtx):
@@ -53,6 +55,7 @@ class Context(FunctionCtx):
     saved_for_forward: tuple = ()
     dirty_tensors: tuple = ()
     non_differentiable: tuple = ()
+    output_grad_dtypes: tuple | None = None  # from torch 2.14 on
     _saved: tuple = ()
 
     @property
@@ -109,6 +112,7 @@ class Call:
         dirty, fixed: Positions of the inputs written to, and of the outputs marked as not differentiable.
         written: Which input an output is, where forward wrote to it and returned it.
         materialize: Whether missing gradients are zeros for the user's backward.
+        grad_dtypes: The dtypes in which the user's backward gets its gradients, where it says so.
     """
 
     cls: Any
@@ -117,6 +121,7 @@ class Call:
     fixed: list[int]
     written: dict[int, int]
     materialize: bool
+    grad_dtypes: tuple | None = None
 
     def forward(self, args: tuple) -> tuple:
         """The outputs; runs once, with nothing recorded."""
@@ -200,7 +205,7 @@ class UserCall(Call):
         self.dirty = [i for i, arg in enumerate(args) if any(arg is t for t in ctx.dirty_tensors)]
         self.fixed = [j for j, t in enumerate(outs) if any(t is n for n in ctx.non_differentiable)]
         self.written = {j: i for j, t in enumerate(outs) for i in self.dirty if t is args[i]}
-        self.materialize = ctx.materialize_grads
+        self.materialize, self.grad_dtypes = ctx.materialize_grads, ctx.output_grad_dtypes
         return outs
 
     def _run_lanes(self, level: BatchLevel, args: tuple) -> tuple:
@@ -209,7 +214,7 @@ class UserCall(Call):
         lanes = [copy.copy(self) for _ in range(level.size)]
         rows = [level.below(lane.forward, at_lane(level, args, b)) for b, lane in enumerate(lanes)]
         first = lanes[0]
-        for name in ("single", "saved", "forward_saved", "attributes", "dirty", "fixed", "written", "materialize"):
+        for name in ("single", "saved", "forward_saved", "attributes", "dirty", *_OUTPUT_ATTRIBUTES):
             setattr(self, name, getattr(first, name))
         for lane in lanes:
             if [(s.kind, s.index) for s in lane.slots] != [(s.kind, s.index) for s in first.slots] or not _same_apart(
@@ -314,7 +319,8 @@ class LaneCall(Call):
     def _forward(self, level: BatchLevel, args: tuple) -> tuple:
         inputs = tuple([give(level, arg, form) for arg, form in zip(args, self.args, strict=True)])
         outs = self.inner.forward(inputs)
-        self.materialize, self.fixed, self.written = self.inner.materialize, self.inner.fixed, self.inner.written
+        for name in _OUTPUT_ATTRIBUTES:
+            setattr(self, name, getattr(self.inner, name))
         # Outputs that are the same in all lanes stay so, unless others have lanes: then all cotangents have lanes too.
         self.uniform = "lanes" not in self.args and not any(level.mapped(out) for out in outs)
         forms = [("uniform" if self.uniform else "lanes") if isinstance(out, Tensor) else "" for out in outs]

@@ -36,28 +36,31 @@ from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync,
 from lanewise._core.surface import Handles
 from lanewise._core.user_rules import VmapInfo, wrap_by_out_dims
 from lanewise._torch_compat import (
-    AnyFunction,
+    CheckpointInputs,
     apply_plainly,
     current_graph_task_id,
     forward_level,
     is_grad_enabled,
+    lead_applications,
+    with_defaults,
 )
 from lanewise.errors import FunctionError, TransformError, at_user_line
 
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`: torch's own for plain tensors, the planes in turn for wrappers."""
-    if any(isinstance(arg, Tensor) for arg in kwargs.values()) and highest_level((*args, *kwargs.values())):
+    level = highest_level((*args, *kwargs.values()) if kwargs else args)
+    if issubclass(cls, Node) or cls is CheckpointInputs or (level is None and current_level() is None):
+        return apply_plainly(cls, *args, **kwargs)
+    args, kwargs = with_defaults(cls, args, kwargs)
+    if level is not None and any(isinstance(arg, Tensor) for arg in kwargs.values()):
         raise FunctionError(
             at_user_line(
                 f"{cls.__name__}: Run vmap on autograd.Function with kwarg-only Tensor args is not supported",
                 f"{cls.__name__}.apply(x, y)  # pass tensors by position",
             )
         )
-    outside = highest_level(args) is None
-    if issubclass(cls, Node) or (
-        outside and (current_level() is None or not any(isinstance(arg, Tensor) for arg in args))
-    ):
+    if level is None and not any(isinstance(arg, Tensor) for arg in args):
         return apply_plainly(cls, *args, **kwargs)
     call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]))
     outs = carry_out(call, args)
@@ -251,6 +254,8 @@ class Node(Function):
         ctx.mark_dirty(*[args[i] for i in call.dirty])
         ctx.mark_non_differentiable(*[outs[j] for j in call.fixed])
         ctx.set_materialize_grads(call.materialize)
+        if call.grad_dtypes is not None:
+            ctx.set_output_grad_dtype(*call.grad_dtypes)
         kept = [slot.find(args, outs) for slot in call.slots]
         ctx.loose = [tensor if slot.kept else None for slot, tensor in zip(call.slots, kept, strict=True)]
         ctx.save_for_backward(*[None if slot.kept else tensor for slot, tensor in zip(call.slots, kept, strict=True)])
@@ -340,4 +345,18 @@ def _cut(value: Any) -> Any:
     return detached(value)
 
 
-AnyFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+def passed_by(cls: Any) -> None:
+    """Refuse an application that goes past `apply`, where there is a plane to miss it."""
+    if current_level() is not None:
+        name = cls.__name__
+        raise FunctionError(
+            at_user_line(
+                f"{name}: its apply was taken before lanewise was imported, and in this torch {torch.__version__} such "
+                "an apply goes past every transform",
+                f"import lanewise  # before {name}.apply is kept under another name\n"
+                f"{name}.apply(x)  # or look it up where it is called",
+            )
+        )
+
+
+lead_applications(apply, passed_by)
