@@ -1,6 +1,7 @@
 """`vmap`: one function of one example, run for all examples at once."""
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -231,6 +232,8 @@ def run_lanes(
         return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
     except Exception as error:
         hide_own_frames(error)
+        if sys.version_info < (3, 11):
+            raise error  # there, `raise` alone has the traceback that the error came with
         raise
 
 
