@@ -263,6 +263,10 @@ def ragged_results(lib):
 
 WRONG = "not close|the module keeps"
 
+# torch's own words for out_dims=None, which reaches an operation as a dim, and for checkpoint, in different versions.
+NO_DIM = "'dim' must be int, not NoneType" if torch.__version__ >= (2, 13) else "Please look up dimensions by name"
+NO_CHECKPOINT = "don't yet support saved tensor hooks" if torch.__version__ >= (2, 12) else "vmap over _NoopSaveInputs"
+
 # Title in the README, the program, and what the peer raises (or that its numbers are wrong).
 ROWS = {
     "`if`, `while` and `return` by the values of each lane": (control_flow, "data-dependent control flow"),
@@ -270,7 +274,7 @@ ROWS = {
     "`x[mask]` that keeps another number in each lane": (unequal_counts, "dynamic shape"),
     '`out_dims="list"` for results of different shapes': (ragged_results, "`out_dims` must be an int"),
     "`autograd.Function` without `setup_context` or `vmap`": (custom_function, "must override the setup_context"),
-    "`torch.utils.checkpoint` inside": (checkpointing, "don't yet support saved tensor hooks"),
+    "`torch.utils.checkpoint` inside": (checkpointing, NO_CHECKPOINT),
     "`torch.autograd.grad` and `.requires_grad_()` inside": (
         autograd_inside,
         "attempting to call Tensor.requires_grad_",
@@ -288,7 +292,7 @@ ROWS = {
     "Jacobians of complex functions": (complex_jacobian, "Expected all inputs to be real"),
     "`chunk_size` in `jacfwd` and `hessian`": (chunks_in_forward_mode, "unexpected keyword argument 'chunk_size'"),
     "`has_aux` in `hessian`": (hessian_aux, "unexpected keyword argument 'has_aux'"),
-    "`chunk_size` with `out_dims=None`, or without examples": (chunks_and_out_dims, "'dim' must be int, not NoneType"),
+    "`chunk_size` with `out_dims=None`, or without examples": (chunks_and_out_dims, NO_DIM),
     "a Python branch in `linearize`": (branch_in_linearize, "trying to get value out of a tracing tensor"),
     "`grad` of a function that uses `linearize`": (linearize_differentiated, WRONG),
     "dropout in `linearize`": (dropout_in_linearize, WRONG),

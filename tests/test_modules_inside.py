@@ -117,6 +117,7 @@ def test_torch_autograd_functional(f, xs):
     torch.testing.assert_close(vmap(f)(xs), torch.stack([f(x) for x in xs]))
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11 and 2.12, at each use
 def test_under_the_profiler(xs):
     with torch.profiler.profile() as profile:
         out = vmap(grad(lambda x: x.sin().sum()))(xs)

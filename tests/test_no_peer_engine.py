@@ -79,8 +79,8 @@ MODULES = [
     importlib.import_module(name)
     for name in (
         "torch._C._functorch", "torch._functorch.apis", "torch._functorch.eager_transforms", "torch._functorch.vmap",
-        "torch._functorch.functional_call", "torch._functorch.batch_norm_replacement", "torch._functorch.einops",
-        "torch._vmap_internals", "torch.func",
+        "torch._functorch.functional_call", "torch._functorch.batch_norm_replacement", "torch._vmap_internals",
+        "torch.func", *(["torch._functorch.einops"] if torch.__version__ >= (2, 13) else []),
     )
 ]
 OWN = {module.__name__ for module in MODULES}

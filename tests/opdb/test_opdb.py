@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from lanewise._gaps import KNOWN_GAPS
 
@@ -32,7 +33,10 @@ def test_group(group: int):
 
 
 def test_known_gaps_are_ops_of_the_table():
-    assert not set(KNOWN_GAPS) - set(OPS)
+    missing = set(KNOWN_GAPS) - set(OPS)
+    if torch.__version__ < (2, 13):
+        missing = {name for name in missing if "linear_cross_entropy" not in name}  # new in torch 2.13
+    assert not missing
     for reasons in KNOWN_GAPS.values():
         assert set(reasons) <= {*SHARES, "any"}
         assert all(reasons.values())

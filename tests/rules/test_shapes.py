@@ -69,8 +69,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_shape(name):
     f, *makers = CASES[name]
-    # torch has no derivative of _chunk_cat; that of as_strided_scatter goes wrong for a lane that is a view.
-    check(f, *makers, grad=name not in ("chunk_cat", "as_strided scatter"))
+    # torch has no derivative of _chunk_cat, and torch 2.11 none of narrow_copy; that of as_strided_scatter goes wrong
+    # for a lane that is a view.
+    missing = ("chunk_cat", "narrow copy") if torch.__version__ < (2, 12) else ("chunk_cat",)
+    check(f, *makers, grad=name not in (*missing, "as_strided scatter"))
 
 
 def test_writes_into_a_strided_view_reach_the_lane():

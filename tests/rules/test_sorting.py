@@ -60,7 +60,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_sorting(name):
     f, *makers = CASES[name]
-    check(f, *makers, empty=name not in ("unique once", "nonzero", "where nonzero"))
+    grad = torch.__version__ >= (2, 12) or not name.startswith("aminmax")  # torch 2.11 has no gradient of it
+    check(f, *makers, grad=grad, empty=name not in ("unique once", "nonzero", "where nonzero"))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
