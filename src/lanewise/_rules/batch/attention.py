@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
+from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import dispatch_mode_count
 
 aten = torch.ops.aten
 
@@ -113,7 +113,7 @@ def safe_softmax(level, x, dim, dtype=None):
     if value.shape[axis] == 0:
         return out
     masked = value.amax(axis, keepdim=True) == -math.inf
-    if type(value) is Tensor and value.device.type == "cpu" and not dispatch_mode_count() and not masked.any():
+    if at_hand(value) and not masked.any():
         return out if x.dim() else out.squeeze(1)
     # A row of -inf has a softmax of nan, and so would be its gradient, whatever is filled in afterwards.
     out = torch.softmax(value.masked_fill(masked, 0), axis, dtype).masked_fill(masked, 0)

@@ -166,12 +166,15 @@ def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
 # --- along dims ------------------------------------------------------------------------------------------------------
 
 
-def along_dims(*ops: OpOverload) -> None:
-    """The operation works along dims that its arguments name; they are one further right below."""
-    _register(ops, "along dims", _along_dims)
+def along_dims(*ops: OpOverload, rather: Callable[..., Any] | None = None) -> None:
+    """The operation works along dims that its arguments name; they are one further right below.
+
+    There `rather` is asked first, with the operation's arguments; the operation is for what it answers None to.
+    """
+    _register(ops, "along dims", lambda op: _along_dims(op, rather))
 
 
-def _along_dims(op: OpOverload) -> Any:
+def _along_dims(op: OpOverload, rather: Callable[..., Any] | None) -> Any:
     schema = op._schema
     name = schema.name
     adds_dim = "unsqueeze" in name or name.endswith("stack")
@@ -179,7 +182,8 @@ def _along_dims(op: OpOverload) -> Any:
     names = [arg.name for arg in schema.arguments]
     keep_at = names.index("keepdim") if "keepdim" in names else None
     positions = [i for i, arg in enumerate(schema.arguments) if arg.name in _DIM_NAMES]
-    call = fast_binding(op)
+    any_call = op if rather is None else _first(rather, op)
+    call = fast_binding(op) if rather is None else any_call
     needed = positions[-1] if positions else 0
     kinds = [str(arg.type) for arg in schema.arguments]
     tensors = [i for i, kind in enumerate(kinds) if kind == "Tensor"]
@@ -218,13 +222,23 @@ def _along_dims(op: OpOverload) -> Any:
             value = level.expanded(tensor)
             return value.unsqueeze(1) if scalar and value.dim() == 1 else value
 
-        out = op(*[map_tensors(enter, arg) for arg in bound], **{k: map_tensors(enter, v) for k, v in kwargs.items()})
+        out = any_call(
+            *[map_tensors(enter, arg) for arg in bound], **{k: map_tensors(enter, v) for k, v in kwargs.items()}
+        )
         if scalar:
             kept = keep_at is None or (bound[keep_at] if keep_at < len(bound) else kwargs.get("keepdim", False))
             out = map_tensors(lambda t: t.squeeze(1) if kept and t.dim() == 2 and t.shape[1] == 1 else t, out)
         return out
 
     return run
+
+
+def _first(rather: Callable[..., Any], op: OpOverload) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = rather(*args, **kwargs)
+        return op(*args, **kwargs) if out is None else out
+
+    return call
 
 
 def bind(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list, dict]:

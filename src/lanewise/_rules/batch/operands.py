@@ -4,12 +4,18 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._torch_compat import dispatch_mode_count
 
 
 def at_least_1d(level: BatchLevel, x: Tensor) -> Tensor:
     """-> [B, *S], or [B, 1] for a 0-dim operand"""
     value = level.expanded(x)
     return value if x.dim() else value.unsqueeze(1)
+
+
+def at_hand(*values: Tensor) -> bool:
+    """Whether a rule may look at the numbers to choose its way: on the CPU, on no plane, and nobody watches."""
+    return all(type(value) is Tensor and value.is_cpu for value in values) and not dispatch_mode_count()
 
 
 def lane_of_zeros(level: BatchLevel, x: Tensor) -> Tensor:

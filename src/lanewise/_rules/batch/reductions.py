@@ -40,7 +40,6 @@ along_dims(
     aten.std.correction,
     aten.std_mean.correction,
     aten.sum.dim_IntList,
-    aten.topk.default,
     aten.var.correction,
     aten.var_mean.correction,
 )

@@ -4,17 +4,18 @@ import torch
 
 from lanewise._rules.batch.families import along_dims, decompose, lane_rule, leading, shift_dim
 from lanewise._rules.batch.operands import at_least_1d
+from lanewise._rules.batch.ranking import argsort_rows, greatest_of_rows, sort_rows
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
 along_dims(
-    aten.argsort.stable,
     aten.count_nonzero.dim_IntList,
     aten.logsumexp.default,
-    aten.sort.default,
-    aten.sort.stable,
 )
+along_dims(aten.argsort.stable, rather=argsort_rows)
+along_dims(aten.sort.default, aten.sort.stable, rather=sort_rows)
+along_dims(aten.topk.default, rather=greatest_of_rows)
 
 
 # --- extremes --------------------------------------------------------------------------------------------------------
