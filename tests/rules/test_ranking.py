@@ -131,3 +131,11 @@ def test_gradients(what, taken):
     torch.testing.assert_close(grad(lambda x: vmap(loss)(x).sum())(x), alone)
     second = lambda x: (grad(loss)(x) * x).sum()
     torch.testing.assert_close(vmap(grad(second))(x), torch.stack([grad(second)(lane) for lane in x]))
+
+
+@pytest.mark.parametrize("what", ["sort", "stable descending", "topk"])
+def test_parts_go_their_own_ways(what, taken):
+    g = torch.Generator().manual_seed(0)
+    x = torch.cat([_distinct(g), _distinct(g), _not_numbers(g), _distinct(g), _few_values(g), _equal_in_some_rows(g)])
+    _equals_the_loop(SORTS[what], torch.cat([x, x]))
+    assert 1 < len(taken) or what != "topk"
