@@ -156,7 +156,7 @@ def unrouted(op: OpOverload, *args: Any) -> Any:
         return op(*args)
 
 
-def _on_plane(operand: Tensor, level: Level) -> bool:
+def _on_plane(operand: Any, level: Level) -> bool:
     """Whether an operand belongs to this level, whose rules then make the result; one of a plane below does not."""
     return isinstance(operand, Plane) and operand.level.order >= level.order
 
@@ -165,7 +165,11 @@ def _factory_kernel(op: OpOverload) -> Any:
     def made(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
-            if level is None or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
+            if (
+                level is None
+                or (args and _on_plane(args[0], level))
+                or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs))
+            ):
                 return op(*args, **kwargs)
             return level.factory(op, args, kwargs)
 

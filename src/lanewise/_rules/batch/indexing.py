@@ -1,20 +1,22 @@
 """Indexing with tensors: gather, index, take, and the writes that correspond to them.
 
-Where lanes differ in their indices, the lane number is one more index, never an offset added to the user's: an index
-that is out of range must not reach a neighbouring lane.
+Where lanes differ in their indices, the lane number is one more index, and an offset added to the user's only where
+all were seen to be in range (picking.py): one that is not must not reach a neighbouring lane.
 """
 
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route
+from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
+from lanewise._core.factories import route as route_factory
+from lanewise._core.hot import route
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.datadependent import lane_positions
 from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_least_1d, common_shape, lane_numbers
-from lanewise._torch_compat import current_autograd_node, operand_shape
+from lanewise._rules.batch.picking import rows_at, zeros_to_fill
+from lanewise._torch_compat import current_autograd_node, fast_binding, operand_shape
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -37,13 +39,19 @@ def gather(level, x, dim, index, *, sparse_grad=False):
     return out if index.dim() else out.squeeze(1)
 
 
+_INTO = {aten.scatter.src: aten.scatter_.src, aten.scatter_add.default: aten.scatter_add_.default}
+
+
 def _scatter(op):
+    into = _INTO.get(op)
+
     @lane_rule(op)
     def scatter(level, x, dim, index, source, *rest, **options):
         """x [B, *S], index [B, *I], source [B, *T] or a number -> [B, *S]"""
+        write = op if into is None or zeros_to_fill(level, x, source) is None else into
         source = at_least_1d(level, source) if isinstance(source, Tensor) else source
         dim = shift_dim(dim, max(x.dim(), 1))
-        out = op(at_least_1d(level, x), dim, at_least_1d(level, index), source, *rest, **options)
+        out = write(at_least_1d(level, x), dim, at_least_1d(level, index), source, *rest, **options)
         return out if x.dim() else out.squeeze(1)
 
 
@@ -82,9 +90,10 @@ def index_select(level, x, dim, index):
         out = torch.index_select(at_least_1d(level, x), dim, index)
     elif level.mapped(x):
         values, indices = at_least_1d(level, x), at_least_1d(level, index)
-        out = torch.gather(
-            values, dim, along(indices, dim, (*values.shape[:dim], indices.shape[1], *values.shape[dim + 1 :]))
-        )
+        out = rows_at(values, [indices], True, wraps=False) if dim == 1 and indices.dtype is torch.int64 else None
+        if out is None:
+            shape = (*values.shape[:dim], indices.shape[1], *values.shape[dim + 1 :])
+            out = torch.gather(values, dim, along(indices, dim, shape))
     else:
         indices = at_least_1d(level, index)
         out = torch.index_select(x if x.dim() else x.unsqueeze(0), dim - 1, indices.flatten())
@@ -92,8 +101,16 @@ def index_select(level, x, dim, index):
     return out if x.dim() else out.squeeze(1)
 
 
+def _add(scatter_add):
+    def add(x, dim, index, source, alpha=1):
+        return scatter_add(x, dim, index, source if alpha == 1 else source * alpha)
+
+    return add
+
+
 def _slices(op, per_element):
     """A write of slices: the op itself where all lanes write to the same places, else its twin for single elements."""
+    into = _add(aten.scatter_add_.default) if op is aten.index_add.default else None
 
     @lane_rule(op)
     def write(level, x, dim, index, source, *rest, **options):
@@ -111,15 +128,9 @@ def _slices(op, per_element):
                         f"{indices.shape[1]} indices along dim {dim - 1}"
                     )
                 )
-            out = per_element(values, dim, along(indices, dim, sources.shape), sources, *rest, **options)
+            write = per_element if into is None or zeros_to_fill(level, x, source) is None else into
+            out = write(values, dim, along(indices, dim, sources.shape), sources, *rest, **options)
         return out if x.dim() else out.squeeze(1)
-
-
-def _add(scatter_add):
-    def add(x, dim, index, source, alpha=1):
-        return scatter_add(x, dim, index, source if alpha == 1 else source * alpha)
-
-    return add
 
 
 _slices(aten.index_add.default, _add(aten.scatter_add.default))
@@ -161,8 +172,8 @@ def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tens
     return torch.where(mask, value.to(x.dtype), x)
 
 
-route(aten.index_fill.int_Tensor, _filled_by_tensor)
-route(aten.index_fill_.int_Tensor, lambda x, *args: x.copy_(_filled_by_tensor(x, *args)))
+route_factory(aten.index_fill.int_Tensor, _filled_by_tensor)
+route_factory(aten.index_fill_.int_Tensor, lambda x, *args: x.copy_(_filled_by_tensor(x, *args)))
 
 
 # --- indices in brackets: index and index_put ------------------------------------------------------------------------
@@ -179,10 +190,11 @@ class Bracket:
 
     def __init__(self, level: BatchLevel, x: Tensor, indices: list, x_mapped: bool) -> None:
         self.order: list[int] | None = None
-        if x_mapped and len(indices) <= x.dim() and _each_has_its_own(level, indices):
-            wide = indices[0].dim()
-            self.rank = wide + x.dim() - len(indices)
-            self.indices = [lane_numbers(level, x, wide + 1), *[index.value for index in indices]]
+        self.indices: list = []
+        numbers = _own_numbers(level, x, indices) if x_mapped else None
+        if numbers is not None:
+            self.rank = numbers[0].dim() - 1 + x.dim() - len(numbers)
+            self.indices = [lane_numbers(level, x, numbers[0].dim()), *numbers]
             return
         positions: list = []
         for index in indices:
@@ -200,7 +212,6 @@ class Bracket:
         index_mapped = any(positions[k][2] for k in used)
         rest = x.dim() - first - count if adjacent else 0
         self.rank = wide + x.dim() - count
-        self.indices = []
         for position in positions:
             if position is None:
                 self.indices.append(None)
@@ -243,16 +254,19 @@ class Bracket:
         return below.permute(inverse)
 
 
-def _each_has_its_own(level: BatchLevel, indices: list) -> bool:
-    """Whether the indices are numbers of one rank for the first dims, others in each lane: the commonest case."""
-    rank = -1
+def _own_numbers(level: BatchLevel, x: Tensor, indices: list) -> list[Tensor] | None:
+    """The indices [B, *I] below, if they are numbers of one rank for the first dims; the commonest case."""
+    if len(indices) > x.dim():
+        return None
+    numbers: list[Tensor] = []
     for index in indices:
-        if not level.mapped(index) or index.dtype is not torch.int64:
-            return False
-        if rank >= 0 and index.dim() != rank:
-            return False
-        rank = index.dim()
-    return True
+        if type(index) is not BatchTensor or index.level is not level or not index.mapped:
+            return None
+        value = index.value
+        if value.dtype is not torch.int64 or (numbers and value.dim() != numbers[0].dim()):
+            return None
+        numbers.append(value)
+    return numbers
 
 
 def _check_mask(x: Tensor, first: int, mask: Tensor) -> None:
@@ -264,10 +278,38 @@ def _check_mask(x: Tensor, first: int, mask: Tensor) -> None:
             )
 
 
+def _bracket_path(op):
+    """The short way (hot.py) for operands of which each has lanes or none, and some have."""
+    rule = BATCH_RULES[op]
+
+    def run(args, kwargs):
+        level = None
+        for operand in (args[0], *args[1], *args[2:3]):
+            kind = type(operand)
+            if kind is BatchTensor:
+                level = operand.level if level is None else level
+                if not operand.mapped or operand.level is not level or operand.home is not level.lanes:
+                    return NotImplemented
+            elif operand is not None and (kind is not Tensor or operand.layout is not torch.strided):
+                return NotImplemented
+        return NotImplemented if level is None else level.wrap(level.below(rule.run, level, args, kwargs))
+
+    return run
+
+
 def _index(op):
+    call = fast_binding(op)
+
     @lane_rule(op)
     def index(level, x, indices):
         """x [B, *S] or [*S], each index [B, *I], [*I] or None -> [B, *result]"""
+        numbers = _own_numbers(level, x, indices)
+        if numbers is not None:
+            value, lanes = level.physical(x), level.mapped(x)
+            out = rows_at(value, numbers, lanes)
+            if out is None:
+                out = call(value, [lane_numbers(level, value, numbers[0].dim()), *numbers] if lanes else numbers)
+            return out
         padded = _cotangent_of_fill(level, x, indices)
         if padded is not None:
             return padded
@@ -278,6 +320,7 @@ def _index(op):
 
 _index(aten.index.Tensor)
 _index(aten._unsafe_index.Tensor)
+route(aten.index.Tensor, _bracket_path(aten.index.Tensor))
 
 
 def _cotangent_of_fill(level, x, indices):
@@ -322,7 +365,12 @@ def _index_put(op):
         if filled is not None:
             return x.value.copy_(filled) if op._schema.is_mutable else filled
         bracket = Bracket(level, x, indices, True)
-        return op(level.expanded(x), bracket.indices, bracket.enter(level, values), accumulate, *rest)
+        below, values = level.expanded(x), bracket.enter(level, values)
+        if accumulate and not op._schema.is_mutable:
+            zeros = zeros_to_fill(level, x, values)
+            if zeros is not None:
+                return aten.index_put_.default(zeros, bracket.indices, values, accumulate)
+        return op(below, bracket.indices, values, accumulate, *rest)
 
 
 def _fill_by_mask(level, op, x, indices, values, accumulate):
@@ -365,6 +413,7 @@ _index_put(aten._index_put_impl_.default)
 _index_put(aten._unsafe_index_put.default)
 _index_put(aten.index_put.default)
 _index_put(aten.index_put_.default)
+route(aten.index_put.default, _bracket_path(aten.index_put.default))
 
 decompose(aten._unsafe_masked_index.default)
 decompose(aten._unsafe_masked_index_put_accumulate.default)
