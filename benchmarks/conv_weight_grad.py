@@ -178,31 +178,37 @@ SHAPES = [
 ]
 
 
-def main() -> None:
+def table(
+    forms: dict[str, Callable[[Tensor, Tensor, Shape], Tensor]],
+    shapes: list[Shape],
+    operands: Callable[[Shape], tuple[Tensor, Tensor]],
+    rule: Callable[[Shape], str],
+    about: str | None,
+) -> None:
     """Check that the forms agree, time them in turn, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
         "| B | C | D | image | K | stride | groups | "
-        + " | ".join(f"{name} ms" for name in FORMS)
+        + " | ".join(f"{name} ms" for name in forms)
         + " | rule | its loss |",
-        "|---" * (7 + len(FORMS) + 2) + "|",
+        "|---" * (7 + len(forms) + 2) + "|",
     ]
     print(*lines, sep="\n")
-    for s in SHAPES:
-        x, g = s.tensors()
-        expected = loop(x.double(), g.double(), s)
-        for name, form in FORMS.items():
-            torch.testing.assert_close(form(x, g, s).double(), expected, rtol=1e-4, atol=1e-3, msg=f"{name} {s}")
-        calls = {name: partial(form, x, g, s) for name, form in FORMS.items()}
+    for s in shapes:
+        x, y = operands(s)
+        expected = forms["loop"](x.double(), y.double(), s)
+        for name, form in forms.items():
+            torch.testing.assert_close(form(x, y, s).double(), expected, rtol=1e-4, atol=1e-3, msg=f"{name} {s}")
+        calls = {name: partial(form, x, y, s) for name, form in forms.items()}
         times = {name: timing.median for name, timing in round_robin(calls, rounds=options.rounds).items()}
         chosen = rule(s)
         loss = times[chosen] / min(times.values()) - 1
         shape = [s.batch, s.c_in, s.c_out, s.image, s.kernel, s.stride, s.groups]
-        cells = [f"{1e3 * times[name]:.2f}" for name in FORMS]
+        cells = [f"{1e3 * times[name]:.2f}" for name in forms]
         lines.append(f"| {' | '.join(map(str, shape))} | {' | '.join(cells)} | {chosen} | {100 * loss:.0f} % |")
         print(lines[-1], flush=True)
     if options.markdown:
@@ -210,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    table(FORMS, SHAPES, Shape.tensors, rule, __doc__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as entry
-from benchmarks import compare, conv_weight_grad, memory
+from benchmarks import compare, conv_per_lane, conv_weight_grad, memory
 from benchmarks.measure import Part, round_robin
 from benchmarks.workload import BATCHED, LOOP, OWN, WORKLOADS
 
@@ -89,6 +89,15 @@ def test_the_forms_of_the_convolution_weight_gradient_agree(shape):
     for name, form in conv_weight_grad.FORMS.items():
         torch.testing.assert_close(form(x, g, shape).double(), expected, rtol=1e-4, atol=1e-3, msg=name)
     assert conv_weight_grad.rule(shape) in conv_weight_grad.FORMS
+
+
+@pytest.mark.parametrize("shape", conv_per_lane.SHAPES[1:6:2] + conv_per_lane.SHAPES[-3:-2], ids=str)
+def test_the_forms_of_a_convolution_with_weights_for_each_lane_agree(shape):
+    x, w = conv_per_lane.operands(shape)
+    expected = conv_per_lane.loop(x.double(), w.double(), shape)
+    for name, form in conv_per_lane.FORMS.items():
+        torch.testing.assert_close(form(x, w, shape).double(), expected, rtol=1e-4, atol=1e-3, msg=name)
+    assert conv_per_lane.rule(shape) in conv_per_lane.FORMS
 
 
 def test_the_entry_writes_json_and_markdown(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Convolutions against the loop, and the forms of the weight gradient against one another."""
+"""Convolutions against the loop, and their forms against one another."""
 
 import pytest
 import torch
@@ -83,6 +83,42 @@ def test_form_follows_the_measured_table():
     assert conv.per_lane_form(64, 32, 16, 9, 16) == "grouped"  # filters that fit the cache, though few positions
     assert conv.per_lane_form(128, 32, 16, 9, 16) == "windows"
     assert conv.per_lane_form(64, 1, 1, 25, 256) == "correlate"
+
+
+@pytest.mark.parametrize("groups, channels, filters", [(1, 3, 4), (2, 4, 2), (3, 3, 3)])
+@pytest.mark.parametrize("stride, padding, dilation", [(1, 0, 1), ((2, 1), (0, 1), (1, 3)), (1, 2, 2)])
+@pytest.mark.parametrize("images", [1, 2])
+def test_forms_with_weights_for_each_lane_agree(
+    monkeypatch, groups, channels, filters, stride, padding, dilation, images
+):
+    args = (
+        torch.randn(5, images, channels, 7, 6, dtype=torch.float64),
+        torch.randn(5, filters, channels // groups, 3, 2, dtype=torch.float64),
+        torch.randn(5, filters, dtype=torch.float64),
+    )
+    f = lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation, groups)
+    want = torch.stack([f(*lane) for lane in zip(*args, strict=True)])
+    positions = want[0, :, 0].numel()
+    for form in ["grouped", "windows", "alone"]:
+        given = []
+        monkeypatch.setattr(conv, "forward_form", lambda *numbers, form=form, to=given: to.append(numbers) or form)
+        out = vmap(f)(*args)
+        assert_same(out, want)
+        assert given == [(filters // groups, channels // groups, 6, positions)]
+    monkeypatch.setattr(conv, "CACHE", 1)
+    monkeypatch.setattr(conv, "forward_form", lambda *numbers: "windows")
+    assert_same(vmap(f)(*args), want)
+    line = lambda x, w: F.conv1d(x[:, :, 0], w[:, :, 0], dilation=2, groups=groups)
+    assert_same(vmap(line)(*args[:2]), torch.stack([line(*lane) for lane in zip(*args[:2], strict=True)]))
+
+
+def test_form_with_weights_for_each_lane_follows_the_measured_table():
+    assert conv.forward_form(16, 3, 9, 1024) == "windows"
+    assert conv.forward_form(2, 1, 9, 256) == "windows"
+    assert conv.forward_form(1, 1, 9, 256) == "grouped"
+    assert conv.forward_form(64, 3, 9, 1024) == "grouped"
+    assert conv.forward_form(16, 3, 25, 1024) == "alone"
+    assert conv.forward_form(16, 4, 25, 9000) == "grouped"
 
 
 @pytest.mark.parametrize("groups", [1, 2])
