@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lanewise import vmap
+from lanewise import grad, vmap
 from lanewise._core.batch import BatchLevel
+from lanewise._rules.batch import einsum
 from tests.oracles import assert_same
 from tests.rules.lanes import check, ints, normal
 
@@ -133,6 +134,16 @@ CASES = {
     "linear": (torch.nn.functional.linear, normal(3), normal(2, 3), normal(2)),
     "einsum": (lambda a, b: torch.einsum("ij,kj->ik", a, b), normal(2, 3), normal(4, 3)),
     "einsum implicit": (lambda a, b: torch.einsum("bA, aA", [a, b]), normal(2, 3), normal(4, 3)),
+    "einsum batch": (lambda a, b: torch.einsum("bhqd,bhkd->bhqk", a, b), normal(2, 3, 2, 2), normal(2, 3, 4, 2)),
+    "einsum batch apart": (lambda a, b: torch.einsum("ibj,jkb->kib", a, b), normal(2, 3, 4), normal(4, 2, 3)),
+    "einsum turned": (lambda a, b: torch.einsum("ij, jk -> ki", a, b), normal(2, 3), normal(3, 4)),
+    "einsum over two": (lambda a, b: torch.einsum("ijk,kjl", a, b), normal(2, 3, 4), normal(4, 3, 2)),
+    "einsum column": (lambda a, b: torch.einsum("ij,j->i", a, b), normal(2, 3), normal(3)),
+    "einsum row": (lambda a, b: torch.einsum("j,jk->k", a, b), normal(3), normal(3, 2)),
+    "einsum dot": (lambda a, b: torch.einsum("i,i", a, b), normal(3), normal(3)),
+    "einsum outer": (lambda a, b: torch.einsum("bi,bj->bij", a, b), normal(2, 3), normal(2, 4)),
+    "einsum summed apart": (lambda a, b: torch.einsum("ij,jk->k", a, b), normal(2, 3), normal(3, 4)),
+    "einsum widened": (lambda a, b: torch.einsum("ij,jk->ik", a, b), normal(2, 1), normal(3, 4)),
     "einsum ellipsis": (lambda a, b: torch.einsum("...ij,...j->...i", a, b), normal(5, 2, 3), normal(3)),
     "einsum implicit ellipsis": (lambda a, b: torch.einsum("i...,i", a, b), normal(2, 3, 2), normal(2)),
     "einsum trace": (lambda a: torch.einsum("ii", a), normal(3, 3)),
@@ -226,6 +237,14 @@ def test_factors_of_batches_of_one(f, batch):
         lu, pivots = torch.linalg.lu_factor(a)
         lu = torch.empty(200, dtype=torch.float64).as_strided(lu.shape, odd).copy_(lu)
         assert_same(vmap(torch.linalg.lu_solve)(lu, pivots, b), torch.linalg.solve(a, b))
+
+
+def test_recorded_einsum_is_one_product(monkeypatch):
+    a, b = torch.randn(3, 2, 4, 5), torch.randn(3, 2, 6, 5)
+    f = lambda a, b: torch.einsum("hij,hkj->hik", a, b).sin().sum()
+    want = torch.stack([grad(f)(*lane) for lane in zip(a, b)])
+    monkeypatch.setattr(einsum, "_plain", None)
+    assert_same(vmap(grad(f))(a, b), want, (1e-5, 1e-6))
 
 
 def test_einsum_is_one_call(monkeypatch):

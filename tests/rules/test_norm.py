@@ -145,3 +145,17 @@ def test_second_derivative_of_weight_norm():
     want = (total(v + step) - total(v - step)) / 2e-6
     got = (torch.autograd.grad(total(v), v)[0] * direction).sum()
     assert_same(got, want.detach(), (1e-7, 1e-7))
+
+
+def test_rms_norm_goes_below_as_a_whole_and_refuses_what_one_lane_does_not_fit():
+    x, w = torch.randn(3, 2, 4), torch.randn(4)
+    for args in (((4,),), ((2, 4),), ((4,), w), ((4,), w, 0.1)):
+        got = vmap(lambda x, args=args: torch.rms_norm(x, *args))(x)
+        assert torch.equal(got, torch.stack([torch.rms_norm(lane, *args) for lane in x]))
+    assert torch.equal(vmap(lambda x: torch.rms_norm(input=x, normalized_shape=[4]))(x), torch.rms_norm(x, [4]))
+    own = vmap(lambda x: torch.rms_norm(x, [4], torch.full((4,), 2.0)))(x)
+    assert torch.equal(own, torch.rms_norm(x, [4], torch.full((4,), 2.0)))
+    with pytest.raises((RuntimeError, ValueError), match="shape|dimensions"):
+        vmap(lambda x: torch.rms_norm(x, [2, 4]))(x[0])
+    with pytest.raises((RuntimeError, ValueError), match="shape|dimensions"):
+        vmap(lambda x: torch.rms_norm(x, [3, 2, 4]))(x)

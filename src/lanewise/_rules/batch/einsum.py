@@ -1,25 +1,21 @@
 """`torch.einsum`: the lanes are one more letter, so that one call serves all of them.
 
-Otherwise it falls apart into a dozen views on lanes around one product.
+Otherwise it falls apart into a dozen views on lanes around one product. Where autograd records them, two operands are
+brought to that product by no more views than it takes.
 """
 
 from collections.abc import Sequence
+from math import prod
 from string import ascii_letters
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.batch import BatchLevel
 from lanewise._core.level import current_level, route_name
-from lanewise._core.plane import Plane, recorded
-from lanewise._torch_compat import (
-    dispatch_mode_count,
-    forward_level,
-    is_any_autocast_enabled,
-    is_grad_enabled,
-    never_compile,
-)
+from lanewise._rules.batch.operands import unwatched
+from lanewise._torch_compat import never_compile
 
 _plain = torch.einsum
 
@@ -29,29 +25,12 @@ def _einsum(*args: Any) -> Tensor:
     level = current_level()
     if type(level) is BatchLevel and len(args) > 1 and type(args[0]) is str:
         operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-        equation = _with_lanes(level, args[0], operands) if _servable(level, operands) else None
-        if equation is not None:
-            return level.wrap(level.below(_einsum, equation, *[level.physical(operand) for operand in operands]))
+        equation = _with_lanes(level, args[0], operands) if unwatched(level, operands) else None
+        if equation is None:
+            product = _as_product(args[0], *operands) if len(operands) == 2 and _has_lanes(level, operands) else None
+            return _plain(*args) if product is None else product
+        return level.wrap(level.below(_einsum, equation, *[level.physical(operand) for operand in operands]))
     return _plain(*args)
-
-
-def _servable(level: BatchLevel, operands: Sequence[Any]) -> bool:
-    """Whether some operand has lanes and nobody differentiates, casts or watches the operations on this plane."""
-    if forward_level() >= 0 or is_any_autocast_enabled() or dispatch_mode_count():
-        return False
-    mapped = False
-    for operand in operands:
-        if not isinstance(operand, Tensor) or (is_grad_enabled() and recorded(operand)):
-            return False
-        if level.mapped(operand):
-            if operand.home is not level.lanes:
-                return False
-            mapped = True
-        elif type(operand) is BatchTensor and operand.level is level:
-            return False
-        elif isinstance(operand, Plane) and operand.level.order > level.order:
-            return False
-    return mapped
 
 
 def _with_lanes(level: BatchLevel, equation: str, operands: Sequence[Any]) -> str | None:
@@ -73,6 +52,61 @@ def _with_lanes(level: BatchLevel, equation: str, operands: Sequence[Any]) -> st
             return None
         below.append(letter + term if level.mapped(operand) else term)
     return f"{','.join(below)}->{letter}{right}"
+
+
+def _has_lanes(level: BatchLevel, operands: Sequence[Any]) -> bool:
+    return all(isinstance(operand, Tensor) for operand in operands) and any(map(level.mapped, operands))
+
+
+def _as_product(equation: str, x: Tensor, y: Tensor) -> Tensor | None:
+    """One product of matrices; None where the equation is another, or for torch to say what is wrong with it."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    first, _, second = left.partition(",")
+    if not arrow:
+        right = "".join(sorted(c for c in first + second if (first + second).count(c) == 1))
+    terms = (first, second, right)
+    if not all(term.isalpha() and len(set(term)) == len(term) for term in terms if term):
+        return None
+    extents = {**dict(zip(first, x.shape)), **dict(zip(second, y.shape))}
+    if (len(first), len(second)) != (x.dim(), y.dim()) or x.dtype is not y.dtype:
+        return None
+    if [extents[c] for c in first] != list(x.shape) or set(right) - set(extents):
+        return None
+    x, first = _without(x, first, second + right)
+    y, second = _without(y, second, first + right)
+    batch = [c for c in first if c in second and c in right]
+    inner = [c for c in first if c in second and c not in right]
+    rows, columns = ([c for c in term if c not in batch and c not in inner] for term in (first, second))
+    if not inner:
+        return None
+    a = _arranged(x, first, batch, rows, inner)
+    b = _arranged(y, second, batch, inner, columns)
+    out = torch.bmm(a, b) if batch else torch.mm(a, b)
+    order = batch + rows + columns
+    shape = [extents[c] for c in order]
+    out = out if list(out.shape) == shape else out.reshape(shape)
+    return out if list(right) == order else out.permute([order.index(c) for c in right])
+
+
+def _without(x: Tensor, term: str, others: str) -> tuple[Tensor, str]:
+    """x summed over the letters that occur nowhere else, and the letters left."""
+    places = [place for place, c in enumerate(term) if c not in others]
+    return (x.sum(places), "".join(c for c in term if c in others)) if places else (x, term)
+
+
+def _arranged(x: Tensor, term: str, batch: list[str], rows: list[str], columns: list[str]) -> Tensor:
+    """[batch, rows, columns], the letters of each as one dim, without batch where it has no letters"""
+    places = [term.index(c) for c in (*batch, *rows, *columns)]
+    if places != list(range(len(places))):
+        x = x.permute(places)
+    groups = ([batch] if batch else []) + [rows, columns]
+    if all(len(group) == 1 for group in groups):
+        return x
+    shape, at = [], 0
+    for group in groups:
+        shape.append(prod(x.shape[at : at + len(group)]))
+        at += len(group)
+    return x.reshape(shape)
 
 
 never_compile(_einsum)

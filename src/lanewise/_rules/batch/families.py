@@ -5,14 +5,15 @@ of the plane below with the lanes in dim 0.
 """
 
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import choice_path, operands_path, pointwise_path, route, single_path, write_path
+from lanewise._core.hot import choice_path, inert, operands_path, pointwise_path, route, single_path, write_path
+from lanewise._core.journal import keep
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rows import SUMS
@@ -35,7 +36,8 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         rule = Rule(op, make(op), family, **flags)
         BATCH_RULES.add(op, rule)
         if family == "pointwise" and _takes_one_or_two(op):
-            route(op, write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op), op in SUMS))
+            short = write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op), op in SUMS)
+            route(op, _wide_path(op, short))
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
         elif rule.single:
@@ -51,6 +53,43 @@ def _takes_one_or_two(op: OpOverload) -> bool:
 
 
 # --- pointwise -------------------------------------------------------------------------------------------------------
+
+
+def _wide_path(op: OpOverload, short: Callable) -> Callable:
+    """`short` for one or two operands; else, and with options, if all tensors have lanes, one rank and one dtype."""
+    call = op._op
+    mutates = op._schema.is_mutable
+
+    def run(args: Any, kwargs: dict) -> Any:
+        if len(args) <= 2 and not kwargs:
+            return short(args, kwargs)
+        x = args[0]
+        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
+            return NotImplemented
+        level = x.level
+        dtype, rank = x.value.dtype, x.value.dim()
+        direct = level.parent is None and not mutates
+        values: list[Any] = []
+        for arg in args:
+            if type(arg) is BatchTensor:
+                if arg.level is not level or arg.home is not x.home or not arg.mapped:
+                    return NotImplemented
+                arg = arg.value
+                if arg.dim() != rank or (arg.dtype is not dtype and arg.dtype is not torch.bool):
+                    return NotImplemented
+                direct = direct and inert(arg)
+            elif isinstance(arg, Tensor):
+                return NotImplemented
+            values.append(arg)
+        for option in kwargs.values():
+            if isinstance(option, Tensor):
+                return NotImplemented
+        if mutates and level.journal is not None:
+            keep(level, x.value, x.home)
+        out = call(*values, **kwargs) if direct else level.below(partial(call, **kwargs) if kwargs else call, *values)
+        return x if mutates else level.wrap(out)
+
+    return run
 
 
 def pointwise(*ops: OpOverload) -> None:
@@ -188,11 +227,13 @@ def _along_dims(op: OpOverload, rather: Callable[..., Any] | None) -> Any:
     kinds = [str(arg.type) for arg in schema.arguments]
     tensors = [i for i, kind in enumerate(kinds) if kind == "Tensor"]
     plain = bool(positions) and all(kind == "Tensor" or "Tensor" not in kind for kind in kinds)
+    plain = plain and not any(arg.kwarg_only for arg in schema.arguments[: needed + 1])
+    defaults = [arg.default_value for arg in schema.arguments]
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
-        if kwargs or len(args) <= needed or not plain:
+        if kwargs or not plain:
             return general(level, args, kwargs)
-        given = list(args)
+        given = [*args, *defaults[len(args) : needed + 1]]
         rank = 0
         for place in tensors:
             x = args[place]

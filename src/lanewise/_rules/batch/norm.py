@@ -1,15 +1,19 @@
 """Normalisation layers. Lanes go into the rows, the batch or the channels, so that one kernel serves all of them."""
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.level import current_level, route_name
 from lanewise._core.plane import lift
 from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._rules.batch.operands import unwatched
 from lanewise._rules.batch.running import update_running
 from lanewise._rules.batch.tracking import constant, is_tracked
+from lanewise._torch_compat import never_compile
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -81,6 +85,24 @@ def layer_norm_backward(level, grad, x, shape, mean, rstd, weight, bias, output_
     if output_mask[2] and bias is not None:
         grad_bias = grad.sum(outer) if outer else grad.clone()
     return grad_x, grad_weight, grad_bias
+
+
+_plain_rms_norm = torch.rms_norm
+
+
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+    """`torch.rms_norm` while a level is open: as a whole below, for it falls apart into six operations."""
+    level = current_level()
+    if type(level) is BatchLevel and level.mapped(input) and not level.mapped(weight):
+        operands = [input] if weight is None else [input, weight]
+        inner = tuple(normalized_shape)
+        if unwatched(level, operands) and tuple(input.shape[input.dim() - len(inner) :]) == inner:
+            return level.wrap(level.below(_rms_norm, input.value, normalized_shape, weight, eps))
+    return _plain_rms_norm(input, normalized_shape, weight, eps)
+
+
+never_compile(_rms_norm)
+route_name("rms_norm", _rms_norm)
 
 
 @lane_rule(aten._fused_rms_norm_backward.default)

@@ -1,10 +1,14 @@
 """What rules by hand do with their operands: at least one dim, lane numbers, the shape that operands broadcast to."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
-from lanewise._torch_compat import dispatch_mode_count
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.plane import Plane, recorded
+from lanewise._torch_compat import dispatch_mode_count, forward_level, is_any_autocast_enabled, is_grad_enabled
 
 
 def at_least_1d(level: BatchLevel, x: Tensor) -> Tensor:
@@ -41,3 +45,25 @@ def common_shape(*operands: Tensor) -> torch.Size:
     if all(operand.shape == shape for operand in operands[1:]):
         return shape
     return torch.broadcast_shapes(*[operand.shape for operand in operands])
+
+
+def unwatched(level: BatchLevel, operands: Sequence[Any]) -> bool:
+    """Whether some operand has lanes and nobody differentiates, casts or watches operations on this plane.
+
+    A function of torch that falls apart into many may then go below as a whole.
+    """
+    if forward_level() >= 0 or is_any_autocast_enabled() or dispatch_mode_count():
+        return False
+    mapped = False
+    for operand in operands:
+        if not isinstance(operand, Tensor) or (is_grad_enabled() and recorded(operand)):
+            return False
+        if level.mapped(operand):
+            if operand.home is not level.lanes:
+                return False
+            mapped = True
+        elif type(operand) is BatchTensor and operand.level is level:
+            return False
+        elif isinstance(operand, Plane) and operand.level.order > level.order:
+            return False
+    return mapped
