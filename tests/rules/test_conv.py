@@ -85,7 +85,7 @@ def test_form_follows_the_measured_table():
     assert conv.per_lane_form(64, 1, 1, 25, 256) == "correlate"
 
 
-@pytest.mark.parametrize("groups, channels, filters", [(1, 3, 4), (2, 4, 2), (3, 3, 3)])
+@pytest.mark.parametrize("groups, channels, filters", [(1, 3, 4), (2, 4, 2), (3, 3, 6)])
 @pytest.mark.parametrize("stride, padding, dilation", [(1, 0, 1), ((2, 1), (0, 1), (1, 3)), (1, 2, 2)])
 @pytest.mark.parametrize("images", [1, 2])
 def test_forms_with_weights_for_each_lane_agree(

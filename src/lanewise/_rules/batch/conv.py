@@ -11,6 +11,7 @@ from lanewise._rules.batch.tracking import is_tracked
 aten = torch.ops.aten
 CACHE = 1 << 20  # bytes
 LARGE = 75_000  # elements of one lane's windows
+FEW = 3  # channels of a group
 
 
 # --- moving lanes into channels and back -----------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
         if not level.mapped(x):
             out = aten.convolution(x, weight, own_bias, *options, groups).expand(lanes, *([-1] * x.dim()))
         else:
-            out = unfold(aten.convolution(fold(x.value), weight, own_bias, *options, groups), lanes, x.shape[0])
+            out = unfold(torch.convolution(fold(x.value), weight, own_bias, *options, groups), lanes, x.shape[0])
         return _with_bias(level, out, bias) if own_bias is None else out
     if lanes == 0:
         one = aten.convolution(lane_of_zeros(level, x), lane_of_zeros(level, weight), None, *options, groups)
@@ -92,16 +93,17 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
         out = torch.matmul(weight.value.flatten(2).unsqueeze(1), x.value.flatten(3)).unflatten(-1, x.shape[2:])
     elif level.mapped(x):
         form = "grouped"
-        if not transposed and x.value.is_cpu and not is_tracked(x.value, weight.value):
-            taps = weight.shape[2:]
-            form = forward_form(weight.shape[0] // groups, weight.shape[1], prod(taps), _positions(x, taps, options))
+        filters, depth, *taps = weight.shape
+        few = depth <= FEW and (depth > 1 or filters > groups) and not transposed
+        if few and x.value.is_cpu and not is_tracked(x.value, weight.value):
+            form = forward_form(filters // groups, depth, prod(taps), _positions(x, taps, options))
         if form == "alone":
             pairs = zip(x.value.unbind(), weight.value.unbind(), strict=True)
-            out = torch.stack([aten.convolution(image, filters, None, *options, groups) for image, filters in pairs])
+            out = torch.stack([torch.convolution(image, bank, None, *options, groups) for image, bank in pairs])
         elif form == "windows":
             out = convolve_windows(x.value, weight.value, options, groups)
         else:
-            out = aten.convolution(into_channels(x.value), weight.value.flatten(0, 1), None, *options, lanes * groups)
+            out = torch.convolution(into_channels(x.value), weight.value.flatten(0, 1), None, *options, lanes * groups)
             out = out_of_channels(out, lanes)
     else:
         filters = into_depth(weight.value) if transposed else into_filters(weight.value, groups)
@@ -116,7 +118,7 @@ def forward_form(filters, depth, taps, positions):
     grouped kernel takes 1.2 to 1.8 times as long as windows where filters are few and small, and as one lane at a time
     where images are large.
     """
-    if depth > 3 or filters == depth == 1:
+    if depth > FEW or filters == depth == 1:
         return "grouped"
     if depth * taps * positions >= LARGE:
         return "alone"
@@ -270,7 +272,7 @@ def per_lane_form(banks, filters, depth, taps, positions):
     """
     if filters == depth == 1:
         return "correlate"
-    if depth < 4 and depth * taps * positions >= LARGE:
+    if depth <= FEW and depth * taps * positions >= LARGE:
         return "alone"
     weights = filters * depth * taps
     # It also makes a copy of all weights, which is cheap as long as they stay in a cache.

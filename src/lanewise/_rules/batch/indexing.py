@@ -358,19 +358,24 @@ def _mask_over(level, x, first, mask):
 
 
 def _index_put(op):
+    call, mutates = fast_binding(op), op._schema.is_mutable
+    into = call if mutates else fast_binding(aten.index_put_.default)
+
     @lane_rule(op)
     def index_put(level, x, indices, values, accumulate=False, *rest):
         """x [B, *S] or [*S], each index [B, *I], [*I] or None, values broadcast to the result -> [B, *S]"""
+        numbers = _own_numbers(level, x, indices) if level.mapped(x) else None
+        if numbers is not None and level.mapped(values) and values.dim() == x.dim() - len(numbers) + indices[0].dim():
+            where = [lane_numbers(level, x.value, numbers[0].dim()), *numbers]
+            write = into if accumulate and zeros_to_fill(level, x, values) is not None else call
+            return write(x.value, where, values.value, accumulate, *rest)
         filled = _fill_by_mask(level, op, x, indices, values, accumulate)
         if filled is not None:
-            return x.value.copy_(filled) if op._schema.is_mutable else filled
+            return x.value.copy_(filled) if mutates else filled
         bracket = Bracket(level, x, indices, True)
         below, values = level.expanded(x), bracket.enter(level, values)
-        if accumulate and not op._schema.is_mutable:
-            zeros = zeros_to_fill(level, x, values)
-            if zeros is not None:
-                return aten.index_put_.default(zeros, bracket.indices, values, accumulate)
-        return op(below, bracket.indices, values, accumulate, *rest)
+        write = into if accumulate and zeros_to_fill(level, x, values) is not None else call
+        return write(below, bracket.indices, values, accumulate, *rest)
 
 
 def _fill_by_mask(level, op, x, indices, values, accumulate):
