@@ -55,3 +55,42 @@ def test_images_without_lanes(layer, one):
     images = torch.zeros(0, *one, requires_grad=True)
     got = vmap(layer)(images)
     assert got.shape == (0, *want.shape) and got.requires_grad
+
+
+_MASK = torch.tensor([True, False, True])
+SEVERAL = {
+    "mask": (lambda x, m: x.masked_fill(m > 0, 2.5), (2, 3), (2, 3)),
+    "mask of lower rank": (lambda x, m: x.masked_fill(m > 0, 2.5), (2, 3), (3,)),
+    "mask of no dims": (lambda x, m: x.masked_fill(m > 0, 2.5), (2, 3), ()),
+    "mask of higher rank": (lambda x, m: x.masked_fill(m > 0, 2.5), (3,), (2, 3)),
+    "captured mask": (lambda x, m: (x * m).masked_fill(_MASK, 2.5), (2, 3), (3,)),
+    "in place": (lambda x, m: (x * 2).masked_fill_(m > 0, 2.5), (2, 3), (3,)),
+    "in place, captured": (lambda x, m: (x * m).masked_fill_(_MASK, 2.5), (2, 3), (3,)),
+    "scaled sum": (lambda x, m: torch.add(x, m, alpha=3), (2, 3), (3,)),
+    "scaled sum of no dims": (lambda x, m: torch.add(x, m, alpha=3), (2, 3), ()),
+    "scaled sum of bools": (lambda x, m: torch.sub(x, m > 0, alpha=3) if m.dim() else x, (), ()),
+    "three": (lambda x, m: torch.addcmul(x, m, x, value=2), (2, 3), (3,)),
+    "three of which one is captured": (lambda x, m: torch.lerp(x, m, torch.ones(3, dtype=x.dtype)), (2, 3), (3,)),
+    "limits": (lambda x, m: x.clamp(-0.5, 0.5) + torch.clamp(m, min=0.1), (2, 3), (3,)),
+    "option": (lambda x, m: torch.nn.functional.gelu(x, approximate="tanh") * m, (2, 3), (3,)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_operands_and_options(name, dtype):
+    f, *shapes = SEVERAL[name]
+    g = torch.Generator().manual_seed(0)
+    args = [torch.randn(4, *shape, generator=g).mul(4).to(dtype) for shape in shapes]
+    for in_dims in ((0, 0), (0, None), (None, 0)):
+        given = [x if dim == 0 else x[1] for x, dim in zip(args, in_dims)]
+        lanes = [[x[k] if dim == 0 else x for x, dim in zip(given, in_dims)] for k in range(4)]
+        try:
+            want = torch.stack([f(*lane) for lane in lanes])
+        except RuntimeError:
+            with pytest.raises((RuntimeError, IndexError)):
+                vmap(f, in_dims)(*given)
+            continue
+        got = vmap(f, in_dims)(*given)
+        assert got.dtype is want.dtype and got.shape == want.shape
+        torch.testing.assert_close(got, want)

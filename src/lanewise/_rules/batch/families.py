@@ -56,7 +56,10 @@ def _takes_one_or_two(op: OpOverload) -> bool:
 
 
 def _wide_path(op: OpOverload, short: Callable) -> Callable:
-    """`short` for one or two operands; else, and with options, if all tensors have lanes, one rank and one dtype."""
+    """`short` for one or two operands; else, and with options, if they are of one dtype and none has a higher rank.
+
+    A mask may be among them, and tensors without lanes.
+    """
     call = op._op
     mutates = op._schema.is_mutable
 
@@ -75,7 +78,18 @@ def _wide_path(op: OpOverload, short: Callable) -> Callable:
                 if arg.level is not level or arg.home is not x.home or not arg.mapped:
                     return NotImplemented
                 arg = arg.value
-                if arg.dim() != rank or (arg.dtype is not dtype and arg.dtype is not torch.bool):
+                missing = rank - arg.dim()
+                if missing < 0 or (arg.dtype is not dtype and arg.dtype is not torch.bool):
+                    return NotImplemented
+                if missing:
+                    if not inert(arg):
+                        return NotImplemented
+                    arg = arg.view(arg.shape[0], *[1] * missing, *arg.shape[1:])
+                direct = direct and inert(arg)
+            elif type(arg) is Tensor:
+                if arg.dim() >= rank or (arg.dtype is not dtype and arg.dtype is not torch.bool):
+                    return NotImplemented
+                if arg.layout is not torch.strided:
                     return NotImplemented
                 direct = direct and inert(arg)
             elif isinstance(arg, Tensor):

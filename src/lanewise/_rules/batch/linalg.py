@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.factories import route as route_factory
+from lanewise._core.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
+from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
 
 aten = torch.ops.aten
@@ -249,6 +251,17 @@ def check_errors(level, info, api_name, *, is_matrix):
     aten._linalg_check_errors.default(info.value.contiguous(), api_name, is_matrix=False)
 
 
+def _no_errors(args, kwargs):
+    """The short way (hot.py) where there is nothing to report."""
+    info = args[0]
+    if type(info) is not BatchTensor or not info.mapped or info.home is not info.level.lanes:
+        return NotImplemented
+    return None if at_hand(info.value) and not info.value.any() else NotImplemented
+
+
+route(aten._linalg_check_errors.default, _no_errors)
+
+
 @lane_rule(aten.linalg_cross.default)
 def cross(level, x, y, *, dim=-1):
     """x, y [B, *S] -> [B, *S]"""
@@ -282,5 +295,5 @@ def _matrix_rank(x, *, atol=None, rtol=None, hermitian=False):
     return _rank_above(x, none if atol is None else atol, hermitian, rtol)
 
 
-route(aten.linalg_matrix_rank.atol_rtol_tensor, _matrix_rank)
-route(aten.linalg_matrix_rank.tol_tensor, _rank_above)
+route_factory(aten.linalg_matrix_rank.atol_rtol_tensor, _matrix_rank)
+route_factory(aten.linalg_matrix_rank.tol_tensor, _rank_above)
