@@ -73,7 +73,7 @@ def places_in_table(x: Tensor, indices: list[Tensor], lanes: bool, wraps: bool =
 
 def zeros_to_fill(level: BatchLevel, x: Tensor, *operands: Tensor) -> Tensor | None:
     """x [B, *S] below, if it is zeros that the formula of a running backward has made to write into: no copy is due."""
-    if not level.mapped(x) or type(x.value) is not Tensor or is_tracked(x.value, *map(level.physical, operands)):
-        return None
     node = current_autograd_node()
-    return None if node is None or node.name() not in _INTO_ZEROS else x.value
+    if node is None or node.name() not in _INTO_ZEROS or not level.mapped(x) or type(x.value) is not Tensor:
+        return None
+    return None if is_tracked(x.value, *map(level.physical, operands)) else x.value
