@@ -5,7 +5,7 @@ from math import prod
 import torch
 
 from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
+from lanewise._rules.batch.operands import at_hand, lane_of_zeros, no_lanes
 from lanewise._rules.batch.tracking import is_tracked
 
 aten = torch.ops.aten
@@ -90,12 +90,15 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
         return _with_bias(level, no_lanes(one), bias)
     if level.mapped(x) and not transposed and groups == 1 and _one_tap(weight, stride, padding):
         # A product of matrices, 1.1 to 1.5 times faster than groups.
-        out = torch.matmul(weight.value.flatten(2).unsqueeze(1), x.value.flatten(3)).unflatten(-1, x.shape[2:])
+        banks, pixels = weight.value.flatten(2), x.value.flatten(3)
+        one = x.shape[0] == 1
+        out = torch.bmm(banks, pixels.squeeze(1)) if one else torch.matmul(banks.unsqueeze(1), pixels)
+        out = out.reshape(lanes, x.shape[0], weight.shape[0], *x.shape[2:])
     elif level.mapped(x):
         form = "grouped"
         filters, depth, *taps = weight.shape
         few = depth <= FEW and (depth > 1 or filters > groups) and not transposed
-        if few and x.value.is_cpu and not is_tracked(x.value, weight.value):
+        if few and at_hand(x.value, weight.value) and not is_tracked(x.value, weight.value):
             form = forward_form(filters // groups, depth, prod(taps), _positions(x, taps, options))
         if form == "alone":
             pairs = zip(x.value.unbind(), weight.value.unbind(), strict=True)
@@ -142,14 +145,14 @@ def convolve_windows(x, weight, options, groups):
     rows, positions = depth * prod(kernel), prod(shape[2:])
     banks = weight.reshape(lanes * groups, filters // groups, rows)
     count = max(1, CACHE // (groups * rows * positions * x.element_size()))
-    parts = [
-        torch.bmm(
-            banks[start * groups : (start + count) * groups],
-            windows[start : start + count].reshape(-1, rows, positions),
-        )
-        for start in range(0, lanes, count)
-    ]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if count >= lanes:
+        out = torch.bmm(banks, windows.reshape(-1, rows, positions))
+    else:
+        out = x.new_empty(lanes * groups, filters // groups, positions)
+        for start in range(0, lanes, count):
+            columns = windows[start : start + count].reshape(-1, rows, positions)
+            part = slice(start * groups, (start + count) * groups)
+            torch.bmm(banks[part], columns, out=out[part])
     return out.view(shape).transpose(1, 2).contiguous()
 
 
