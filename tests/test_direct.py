@@ -153,7 +153,7 @@ def test_tensors_kept_from_a_transform_that_has_ended_raise() -> None:
     kept: list[Tensor] = []
     vmap(lambda x: kept.append(x) or x)(torch.randn(3))
     with pytest.raises(RuntimeError, match="may have escaped"):
-        kept[0] * 2
+        _ = kept[0] * 2
     with pytest.raises(RuntimeError, match="may have escaped"):
         vmap(lambda x: x + kept[0])(torch.randn(3))
 

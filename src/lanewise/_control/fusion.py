@@ -48,7 +48,7 @@ def fused(run: Callable, apart: Callable | None, compares: bool, *operands: Any)
                 out = _below(level, run, values, direct)
                 if isinstance(out, Tensor) and out.dim() == rank:
                     return level.wrap(out)
-            elif direct and current_graph_task_id() == -1 and saved_tensor_hooks() is None:
+            elif direct and current_graph_task_id() == level.task and saved_tensor_hooks() is None:
                 known = len(machine.raised)
                 try:
                     return apply_plainly(_Expression, level, run, apart or run, values, *operands)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
+from lanewise._core.cotangents import cotangent_lanes, union
 from lanewise._core.failing import part_by_failure
 from lanewise._core.hot import FAILURES
 from lanewise._core.journal import keep
-from lanewise._core.lanes import EMPTY, Lanes, Restart, child, common_ancestor, machine, true_places
+from lanewise._core.lanes import EMPTY, Lanes, Restart, machine
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.plane import (
     Plane,
@@ -27,7 +28,6 @@ from lanewise._core.plane import (
 from lanewise._core.random import is_random
 from lanewise._core.rows import (
     FUSED,
-    SUMS,
     by_outer_lane,
     fill_rows,
     gather,
@@ -38,7 +38,6 @@ from lanewise._core.rows import (
 )
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
-    OpOverload,
     current_graph_task_id,
     include_key,
     is_grad_enabled,
@@ -236,7 +235,7 @@ class LaneLevel(BatchLevel):
         """Inside a backward pass, the lanes run that all values have."""
         running = self._lanes
         if current_graph_task_id() != self.task:
-            self.lanes = self._cotangent_lanes(None, [value for value in values if isinstance(value, Tensor)])
+            self.lanes = cotangent_lanes(self, None, [value for value in values if isinstance(value, Tensor)])
         try:
             yield
         finally:
@@ -251,48 +250,12 @@ class LaneLevel(BatchLevel):
             here = getattr(here, "outer", None)
         return False
 
-    def _cotangent_lanes(self, func: OpOverload | None, operands: list[Tensor]) -> Lanes:
-        """Inside a backward pass: the lanes that an operation runs on, those that all of its operands have.
-
-        A sum runs on those that any of them has, and so does what puts cotangents side by side: a cotangent is zero in
-        lanes that it does not have, and one that is the same in all lanes has all that run.
-        """
-        found: Lanes | None = None
-        sums = func in SUMS
-        for operand in operands:
-            if type(operand) is not BatchTensor or operand.level is not self or not operand.mapped:
-                if sums:
-                    found = self._lanes if found is None else self._union(found, self._lanes)
-                continue
-            home = operand.home
-            if found is None or found is home:
-                found = home
-            elif home.within(found):
-                found = found if sums else home
-            elif found.within(home):
-                found = home if sums else found
-            else:
-                found = self._union(found, home)
-        # What was saved may have lanes that no longer ran when the pass began: no cotangent has them.
-        return self._lanes if found is None or (not sums and self._lanes.within(found)) else found
-
-    def _union(self, a: Lanes, b: Lanes) -> Lanes:
-        if a.within(b) or b.within(a):
-            return b if a.within(b) else a
-        base = common_ancestor(a, b)
-        with on_plane(None):
-            mask = torch.zeros(base.size, dtype=torch.bool, device=a.positions(base).device)
-            mask[a.positions(base)] = True
-            mask[b.positions(base)] = True
-            kept = true_places(mask)
-        return base if kept.shape[0] == base.size else child(base, kept)
-
     # --- operations ------------------------------------------------------------------------------------------------
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         lanes = self._lanes
         if current_graph_task_id() != self.task:
-            lanes = self._cotangent_lanes(func, operands)
+            lanes = cotangent_lanes(self, func, operands)
             if lanes is not self._lanes:
                 if func in FUSED:
                     return FUSED[func](*args, **kwargs)
@@ -414,7 +377,7 @@ class LaneLevel(BatchLevel):
     def _widen(self, tensor: BatchTensor) -> None:
         """Before a write to a cotangent: zeros for lanes that run and that it does not have, memory of its own."""
         if self._lanes.places(tensor.home) is None:
-            lanes = self._union(tensor.home, self._lanes)
+            lanes = union(tensor.home, self._lanes)
             tensor.value = self.below(spread_rows, tensor.value, tensor.home.places(lanes), lanes.size)
             tensor.home = lanes
             tensor.cotangent = True
