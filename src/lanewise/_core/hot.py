@@ -15,7 +15,7 @@ from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain
 from lanewise._core.level import makes_tensors, standing
-from lanewise._core.plane import interpret, map_tensors
+from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.random import is_random
 from lanewise._core.rules import Rule
 from lanewise._torch_compat import (
@@ -298,11 +298,11 @@ def operands_path(rule: Rule) -> Callable:
                     continue
                 if arg.home is not lanes:
                     return NotImplemented
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
                 if arg.mapped:
                     mapped = True
                 else:
-                    if arg.origin is not None:
-                        return NotImplemented
                     uniform = True
                 value = arg.value
             elif kind in PLAIN:

@@ -15,7 +15,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.direct import unwatched
 from lanewise._core.factories import route_past
 from lanewise._core.hot import PLAIN
-from lanewise._core.plane import Plane, recorded
+from lanewise._core.plane import Plane, recorded, sync
 from lanewise._rules.batch.matmul import product
 from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
 
@@ -36,8 +36,8 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
             return NotImplemented
         if kind is not BatchTensor and kind not in PLAIN:
             return NotImplemented
-        if kind is BatchTensor and operand.level is level and not operand.mapped and operand.origin is not None:
-            return NotImplemented
+        if kind is BatchTensor and operand.level is level:
+            sync(operand)
         records = records or recorded(operand)
     if bias is not None and bias.dim() != 1:
         return NotImplemented
@@ -133,10 +133,10 @@ def _plain_level(cotangent: Any, other: Any) -> BatchLevel | None:
     if is_grad_enabled() and (recorded(cotangent) or recorded(other)):
         return None
     if isinstance(other, Plane):
-        if other.level.order > level.order or (
-            other.level is level and not level.mapped(other) and other.origin is not None
-        ):
+        if other.level.order > level.order:
             return None
+        if other.level is level:
+            sync(other)
     return level
 
 

@@ -1,0 +1,166 @@
+"""`linear` as one operation on lanes: values and derivatives equal those of a loop, on every plane."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lanewise import functional_call, grad, hessian, jacfwd, jacrev, vmap
+from lanewise._core import hot
+
+LANES, OUT, IN = 3, 4, 2
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _loss(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias).sin().sum() + F.linear(x, weight).square().sum()
+
+
+@pytest.mark.parametrize("rows", [(), (5,), (2, 3), (1,), (0,), (2, 0, 3)])
+@pytest.mark.parametrize("lanes_of_weight", [False, True])
+@pytest.mark.parametrize("lanes_of_bias", [False, True, None])
+def test_as_the_loop(rows: tuple[int, ...], lanes_of_weight: bool, lanes_of_bias: bool | None) -> None:
+    x = _random(LANES, *rows, IN)
+    weight = _random(*[LANES] * lanes_of_weight, OUT, IN, seed=1)
+    bias = None if lanes_of_bias is None else _random(*[LANES] * lanes_of_bias, OUT, seed=2)
+    dims = (0, 0 if lanes_of_weight else None, 0 if lanes_of_bias else None)
+
+    def of(i: int) -> tuple:
+        return (x[i], weight[i] if lanes_of_weight else weight, bias[i] if lanes_of_bias else bias)  # type: ignore[index]
+
+    def check(f: Callable, plain: Callable) -> None:
+        want = torch.stack([plain(*of(i)) for i in range(LANES)])
+        for arguments in ((x, weight, bias), (x, nn.Parameter(weight), bias)):
+            out = vmap(f, in_dims=dims)(*arguments)
+            assert out.dtype is want.dtype
+            torch.testing.assert_close(out, want)
+
+    check(F.linear, F.linear)
+    arguments = range(2 if bias is None else 3)
+    for argnum in arguments:
+        check(grad(_loss, argnums=argnum), lambda *a, k=argnum: _plain_grad(_loss, a, k))
+        check(jacrev(_loss, argnums=argnum), lambda *a, k=argnum: _plain_grad(_loss, a, k))
+        check(jacfwd(_loss, argnums=argnum), lambda *a, k=argnum: _plain_grad(_loss, a, k))
+        if 0 not in rows:
+            check(hessian(_loss, argnums=argnum), lambda *a, k=argnum: _plain_hessian(_loss, a, k))
+        check(grad(lambda *a, k=argnum: grad(_loss, argnums=k)(*a).square().sum()), _plain_curved(argnum))
+
+    def total(*leaves: Tensor) -> Tensor:
+        full = (*leaves, *[None] * (3 - len(leaves)))
+        return vmap(_loss, in_dims=dims)(*full).sum()
+
+    given = [t for t in (x, weight, bias) if t is not None]
+    for k, _ in enumerate(given):
+        leaves = [t.clone().requires_grad_() for t in given]
+        full = [*leaves, *[None] * (3 - len(leaves))]
+        loop: Tensor = sum(  # type: ignore[assignment]
+            _loss(full[0][i], full[1][i] if lanes_of_weight else full[1], full[2][i] if lanes_of_bias else full[2])  # type: ignore[index]
+            for i in range(LANES)
+        )
+        want = torch.autograd.grad(loop, leaves[k], create_graph=True)[0]
+        torch.testing.assert_close(grad(total, argnums=k)(*given), want.detach())
+        again = torch.autograd.grad(want.square().sum(), leaves[k])[0]
+        double = grad(lambda t, k=k: grad(total, argnums=k)(*given[:k], t, *given[k + 1 :]).square().sum())(given[k])
+        torch.testing.assert_close(double, again)
+
+
+def _plain_grad(f: Callable, arguments: tuple, k: int) -> Tensor:
+    leaf = arguments[k].detach().requires_grad_()
+    return torch.autograd.grad(f(*arguments[:k], leaf, *arguments[k + 1 :]), leaf)[0]
+
+
+def _plain_hessian(f: Callable, arguments: tuple, k: int) -> Tensor:
+    return torch.autograd.functional.hessian(lambda t: f(*arguments[:k], t, *arguments[k + 1 :]), arguments[k].detach())  # type: ignore[return-value]
+
+
+def _plain_curved(k: int) -> Callable:
+    """The gradient in x of the squared gradient in argument k."""
+
+    def plain(*arguments: Tensor) -> Tensor:
+        leaves = [None if t is None else t.detach().requires_grad_() for t in arguments]
+        (first,) = torch.autograd.grad(_loss(*leaves), leaves[k], create_graph=True)  # type: ignore[arg-type]
+        return torch.autograd.grad(first.square().sum(), leaves[0])[0]  # type: ignore[arg-type]
+
+    return plain
+
+
+@pytest.mark.parametrize("record_weight", [False, True])
+@pytest.mark.parametrize("record_x", [False, True])
+def test_captured_weights_in_two_vmaps(record_x: bool, record_weight: bool) -> None:
+    x, weight, bias = _random(2, 3, IN), _random(OUT, IN, seed=1), _random(OUT, seed=2)
+    x.requires_grad_(record_x)
+    weight.requires_grad_(record_weight)
+    out = vmap(vmap(lambda x: F.linear(x, weight, bias)))(x)
+    want = F.linear(x, weight, bias)
+    torch.testing.assert_close(out, want)
+    assert out.requires_grad == want.requires_grad
+    leaves = [t for t in (x, weight) if t.requires_grad]
+    if leaves:
+        for got, plain in zip(
+            torch.autograd.grad(out.sin().sum(), leaves), torch.autograd.grad(want.sin().sum(), leaves)
+        ):
+            torch.testing.assert_close(got, plain)
+    outer = vmap(lambda a: vmap(lambda b: F.linear(a * b.sum(), weight.detach() + a, bias))(x[0].detach()))(
+        x[:, 0].detach()
+    )
+    loop = [[F.linear(a * b.sum(), weight.detach() + a, bias) for b in x[0].detach()] for a in x[:, 0].detach()]
+    torch.testing.assert_close(outer, torch.stack([torch.stack(row) for row in loop]))
+
+
+def test_views_of_weights_that_were_written_to() -> None:
+    x, weight = _random(LANES, IN), _random(IN, OUT, seed=1)
+
+    def f(x: Tensor) -> Tensor:
+        own = weight.clone()
+        turned = own.t()
+        first = F.linear(x, turned)
+        own[0] = own[0] * x[0]
+        return first + F.linear(x, turned)
+
+    torch.testing.assert_close(vmap(f)(x), torch.stack([f(row) for row in x]))
+
+
+def test_gradients_inside_for_captured_weights() -> None:
+    net = nn.Linear(IN, OUT).double()
+    x = _random(LANES, IN)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.autograd.grad(net(x).sin().sum(), net.weight)[0]
+
+    torch.testing.assert_close(vmap(f)(x), torch.stack([f(row) for row in x]))
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    per_lane = vmap(grad(lambda p, x: functional_call(net, p, (x,)).sin().sum()), in_dims=(None, 0))(params, x)
+    torch.testing.assert_close(per_lane["weight"], torch.stack([f(row) for row in x]))
+
+
+def test_autocast_and_other_dtypes_go_torchs_way() -> None:
+    x, weight = _random(LANES, IN).float(), _random(OUT, IN, seed=1).float()
+
+    def f(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(x, weight)
+
+    assert vmap(f)(x).dtype is torch.bfloat16
+    with pytest.raises(RuntimeError, match="dtype"):
+        vmap(lambda x: F.linear(x, weight.double()))(x)
+    with pytest.raises(RuntimeError, match="mat1 and mat2|size mismatch|shapes"):
+        vmap(lambda x: F.linear(x, weight.T))(x)
+
+
+def test_one_operation_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[str] = []
+    for key, own in list(hot._entries.items()):
+
+        def counted(cls: type, func: object, types: object, args: tuple, kwargs: dict, own: Callable = own) -> object:
+            passed.append(str(func))
+            return own(cls, func, types, args, kwargs)
+
+        monkeypatch.setitem(hot._entries, key, counted)
+    net = nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, OUT)).double().requires_grad_(False)
+    vmap(jacrev(net))(_random(LANES, IN))
+    assert not {name for name in passed if "mm" in name or name.startswith("aten.t.")}
