@@ -85,7 +85,8 @@ def mv(level, a, v):
 @lane_rule(aten.dot.default, guarded=False)
 def dot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B]"""
-    _check_ranks("1D tensors expected", (a, 1), (b, 1))
+    if a.dim() != 1 or b.dim() != 1:
+        _check_ranks("1D tensors expected", (a, 1), (b, 1))
     if not level.mapped(a):
         return torch.mv(b.value, a)
     if not level.mapped(b):
