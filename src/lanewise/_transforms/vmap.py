@@ -11,7 +11,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.lanes import Disagreement, machine, raise_caught
 from lanewise._core.random import Generators
-from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
+from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
@@ -134,8 +134,11 @@ def vmap(
                 if generators is not None:
                     generators.reseat()
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
-        check_out_dims(call, out_dims)
-        leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
+        if front and size >= 0 and not kwargs:
+            leaves, dims, spec = list(args), [0] * len(args), _spec_of_tensors(len(args))
+        else:
+            check_out_dims(call, out_dims)
+            leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
 
         def run(start: int, length: int) -> tuple[list, list, Spec]:
             return run_lanes(call, leaves, dims, spec, out_dims, randomness, (start, length, size))
@@ -170,6 +173,12 @@ def _common_size(args: tuple) -> int:
             return -1
         size = shape[0]
     return size
+
+
+@functools.cache
+def _spec_of_tensors(count: int) -> Spec:
+    """The structure of `(args, kwargs)` where the arguments are so many tensors, and none are named."""
+    return flatten(((None,) * count, {}))[1]
 
 
 def _is_one_of(value: Tensor, args: tuple) -> bool:
@@ -252,10 +261,13 @@ def leave(level: BatchLevel, out: Any, out_dims: Any, func: Callable, given: Seq
     own = {id(leaf) for leaf in given}
     if isinstance(out, Tensor) and isinstance(out_dims, tuple) and len(out_dims) == 1:
         out_dims = out_dims[0]
-    try:
-        leaves, dims, spec = flatten_with_prefix(out_dims, out)
-    except PrefixMismatch as mismatch:
-        raise out_dims_mismatch(func, out_dims, flatten(out)[1], mismatch) from None
+    if isinstance(out, Tensor) and type(out_dims) is int:
+        leaves, dims, spec = [out], [out_dims], LEAF
+    else:
+        try:
+            leaves, dims, spec = flatten_with_prefix(out_dims, out)
+        except PrefixMismatch as mismatch:
+            raise out_dims_mismatch(func, out_dims, flatten(out)[1], mismatch) from None
     for position, (leaf, dim) in enumerate(zip(leaves, dims)):
         value = leave_leaf(level, leaf, dim, (func, spec, position), given)
         alias = dim is not None and isinstance(value, Tensor) and id(value) in own
