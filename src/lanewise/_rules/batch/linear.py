@@ -86,7 +86,7 @@ class _Linear(Function):
         return (
             _for_x(cotangent, weight) if for_x else None,
             _for_weight(cotangent, x) if for_weight else None,
-            _all_rows(cotangent).sum(0) if for_bias else None,
+            _for_bias(cotangent) if for_bias else None,
         )
 
 
@@ -120,6 +120,21 @@ def _for_own_weight(cotangent: Tensor, x: Tensor) -> Tensor:
     return left * right if right.shape[1] == 1 else product(left, right)
 
 
+def _for_bias(cotangent: Any) -> Tensor:
+    """cotangent [*S, m] -> [m]"""
+    if cotangent.dim() == 1:
+        return cotangent
+    level = _plain_level(cotangent, None)
+    if level is None:
+        return _all_rows(cotangent).sum(0)
+    return level.wrap(level.below(_summed_rows, cotangent.value))
+
+
+def _summed_rows(cotangent: Tensor) -> Tensor:
+    """cotangent [B, *S, m] -> [B, m]"""
+    return _rows(cotangent).sum(1)
+
+
 def _all_rows(x: Tensor) -> Tensor:
     """[*S, n] -> [s, n]"""
     return x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
@@ -130,7 +145,7 @@ def _plain_level(cotangent: Any, other: Any) -> BatchLevel | None:
     if type(cotangent) is not BatchTensor or not cotangent.mapped or type(cotangent.level) is not BatchLevel:
         return None
     level = cotangent.level
-    if is_grad_enabled() and (recorded(cotangent) or recorded(other)):
+    if is_grad_enabled() and (recorded(cotangent) or (other is not None and recorded(other))):
         return None
     if isinstance(other, Plane):
         if other.level.order > level.order:
