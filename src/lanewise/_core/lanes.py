@@ -178,13 +178,15 @@ class Target:
     Attributes:
         lanes: The set they make: the one they parted from, or a part of it where some have gone elsewhere.
         mask: Where they are the two sides of one parting: which of them are of the first piece `[lanes.size]`, or None.
+        whole: Whether the pieces are known to be parts of `lanes`, and to make them.
     """
 
-    __slots__ = ("lanes", "mask", "_order")
+    __slots__ = ("lanes", "mask", "whole", "_order")
 
-    def __init__(self, lanes: Lanes, order: Tensor | None, mask: Tensor | None = None) -> None:
+    def __init__(self, lanes: Lanes, order: Tensor | None, mask: Tensor | None = None, whole: bool = False) -> None:
         self.lanes = lanes
         self.mask = mask
+        self.whole = whole
         self._order = order
 
     @property
@@ -209,11 +211,11 @@ def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
         a, b = pieces[0].side, pieces[1].side
         if a and b and a.parting is b.parting and a is not b and pieces[0].parent is base is pieces[1].parent:
             with on_plane(None):
-                return Target(base, None, a.parting.mask if a.first else b.parting.mask.logical_not())
+                return Target(base, None, a.parting.mask if a.first else b.parting.mask.logical_not(), True)
     with on_plane(None):
         places = torch.cat([piece.positions(base) for piece in pieces])
         if places.shape[0] == base.size:
-            return Target(base, _inverted(places))
+            return Target(base, _inverted(places), whole=True)
         numbers = torch.arange(places.shape[0], device=places.device)
         inverse = torch.full((base.size,), -1, device=places.device).scatter_(0, places, numbers)
         kept = true_places(inverse >= 0)
