@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.lanes import Lanes, child, common_ancestor, true_places
-from lanewise._core.level import on_plane
+from lanewise._core.lanes import Lanes, union
 from lanewise._core.rows import SUMS
 from lanewise._torch_compat import OpOverload
 
@@ -37,16 +35,3 @@ def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor])
             found = union(found, home)
     # What was saved may have lanes that no longer ran when the pass began: no cotangent has them.
     return running if found is None or (not sums and running.within(found)) else found
-
-
-def union(a: Lanes, b: Lanes) -> Lanes:
-    """The lanes that either set has."""
-    if a.within(b) or b.within(a):
-        return b if a.within(b) else a
-    base = common_ancestor(a, b)
-    with on_plane(None):
-        mask = torch.zeros(base.size, dtype=torch.bool, device=a.positions(base).device)
-        mask[a.positions(base)] = True
-        mask[b.positions(base)] = True
-        kept = true_places(mask)
-    return base if kept.shape[0] == base.size else child(base, kept)

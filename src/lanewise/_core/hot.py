@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.journal import keep
-from lanewise._core.lanes import BeginAgain
+from lanewise._core.lanes import BeginAgain, union
 from lanewise._core.level import makes_tensors, standing
 from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.random import is_random
@@ -50,10 +50,11 @@ def inert(value: Tensor) -> bool:
     )
 
 
-def pointwise_path(call: Callable, sums: bool = False) -> Callable:
+def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Callable:
     """A pointwise operation of one or two operands that broadcast and promote below as they do here.
 
-    `sums`: Whether it adds them up, so that in a backward pass one that lacks a lane counts as zero there.
+    `sums`: Whether it adds them up, so that in a backward pass one that lacks a lane counts as zero there; `adds`:
+    whether that is all it does.
     """
 
     def run(args: Any, kwargs: dict) -> Any:
@@ -73,7 +74,7 @@ def pointwise_path(call: Callable, sums: bool = False) -> Callable:
                 return NotImplemented
             aligned = _aligned(level, x, y, sums)
             if aligned is None:
-                return NotImplemented
+                return _summed(level, x, y) if adds and kind is BatchTensor else NotImplemented
             x, y, home = aligned
         value = x.value
         direct = (
@@ -141,6 +142,34 @@ def _aligned(level: Any, x: BatchTensor, y: Any, sums: bool) -> tuple[BatchTenso
     if home is not lanes and lanes.within(home):
         return None
     return level.here(x, home), level.here(y, home), home
+
+
+def _summed(level: Any, x: BatchTensor, y: BatchTensor) -> Any:
+    """The sum of two cotangents: one that lacks a lane counts as zero there."""
+    first, second = x.value, y.value
+    if (
+        not y.mapped
+        or first.shape[1:] != second.shape[1:]
+        or first.dtype is not second.dtype
+        or level.parent is not None
+    ):
+        return NotImplemented
+    if current_graph_task_id() == level.task or not level.alive or not inert(first) or not inert(second):
+        return NotImplemented
+    lanes = union(x.home, y.home)
+    if x.home is lanes:
+        out = first.index_add(0, y.home.positions(lanes), second)
+    elif y.home is lanes:
+        out = second.index_add(0, x.home.positions(lanes), first)
+    else:
+        places, others = x.home.places(lanes), y.home.places(lanes)
+        if places is None or others is None:
+            return NotImplemented
+        out = first.new_zeros((lanes.size, *first.shape[1:]))
+        out.index_add_(0, places, first).index_add_(0, others, second)
+    wrapper = level.wrap(out)
+    wrapper.home = lanes
+    return wrapper
 
 
 def _of_one_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
-from lanewise._core.cotangents import cotangent_lanes, union
+from lanewise._core.cotangents import cotangent_lanes
 from lanewise._core.failing import part_by_failure
 from lanewise._core.hot import FAILURES
 from lanewise._core.journal import keep
-from lanewise._core.lanes import EMPTY, Lanes, Restart, machine
+from lanewise._core.lanes import EMPTY, Lanes, Restart, machine, union
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.plane import (
     Plane,

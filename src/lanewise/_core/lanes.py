@@ -172,6 +172,19 @@ def common_ancestor(a: Lanes, b: Lanes) -> Lanes:
     return a
 
 
+def union(a: Lanes, b: Lanes) -> Lanes:
+    """The lanes that either set has."""
+    if a.within(b) or b.within(a):
+        return b if a.within(b) else a
+    base = common_ancestor(a, b)
+    with on_plane(None):
+        mask = torch.zeros(base.size, dtype=torch.bool, device=a.positions(base).device)
+        mask[a.positions(base)] = True
+        mask[b.positions(base)] = True
+        kept = true_places(mask)
+    return base if kept.shape[0] == base.size else child(base, kept)
+
+
 class Target:
     """Where lanes come together again.
 

@@ -36,7 +36,11 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         rule = Rule(op, make(op), family, **flags)
         BATCH_RULES.add(op, rule)
         if family == "pointwise" and _takes_one_or_two(op):
-            short = write_path(op._op) if rule.mutates else pointwise_path(fast_binding(op), op in SUMS)
+            short = (
+                write_path(op._op)
+                if rule.mutates
+                else pointwise_path(fast_binding(op), op in SUMS, op is aten.add.Tensor)
+            )
             route(op, _wide_path(op, short))
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
