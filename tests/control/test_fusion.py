@@ -258,3 +258,79 @@ def test_operations_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         vmap(grad(newton))(XS.abs())
     assert len(calls) > before  # comparisons
+
+
+def test_numbers_in_where_make_plain_results() -> None:
+    def f(x: Tensor) -> Tensor:
+        if x > 0:
+            x = x * 2
+        return torch.where(x > 1, x, 1.5)
+
+    def g(x: Tensor) -> Tensor:
+        a = torch.where(x > 0, x, 1.5)
+        if a < 1:
+            a += 1
+            c = a + x
+        else:
+            c = a
+        return a + c
+
+    for program in (f, g):
+        out = vmap(program)(XS)
+        assert type(out) is Tensor
+        torch.testing.assert_close(out, torch.stack([program(x) for x in XS]))
+        out = vmap(vmap(program))(WIDE)
+        assert type(out) is Tensor
+        torch.testing.assert_close(out, torch.stack([torch.stack([program(x) for x in row]) for row in WIDE]))
+
+
+def test_an_expression_without_a_derivative_is_not_recorded() -> None:
+    def f(x: Tensor) -> Tensor:
+        sign = torch.where(x > 0, 1.0, -1.0)
+        assert not sign.requires_grad
+        scaled = (0.5 > x) * SCALE
+        assert not scaled.requires_grad
+        return (x * sign if x > -1 else x) + scaled
+
+    torch.testing.assert_close(vmap(grad(f))(XS), torch.stack([_slope_of(f, x) for x in XS]))
+
+
+def test_a_write_to_an_operand_before_a_second_derivative() -> None:
+    def f(b: Tensor) -> Tensor:
+        if b > 0:
+            b = b * 2
+        b = b * 1.5
+        c = (b + 1.0) * 2.0
+        b.mul_(3.0)
+        return c * c
+
+    want = torch.stack([torch.autograd.functional.hessian(f, x) for x in XS])
+    torch.testing.assert_close(vmap(grad(grad(f)))(XS), want)
+
+
+def test_saved_tensor_hooks_that_compute() -> None:
+    hooks = torch.autograd.graph.saved_tensors_hooks
+
+    def f(x: Tensor) -> Tensor:
+        with hooks(lambda t: t * 2, lambda t: t / 2):
+            if x > 0:
+                x = x * x
+            return x.sin() * x
+
+    def g(x: Tensor) -> Tensor:
+        y = x * 2
+        if x > 0:
+            y = y * x
+        return y.sin()
+
+    torch.testing.assert_close(vmap(grad(f))(XS), torch.stack([_slope_of(f, x) for x in XS]))
+    with hooks(lambda t: t.clone(), lambda t: t):
+        slopes = vmap(grad(g))(XS)
+    torch.testing.assert_close(slopes, torch.stack([_slope_of(g, x) for x in XS]))
+
+    def packed(x: Tensor) -> Tensor:
+        with hooks(lambda t: t.float(), lambda t: t.double()):
+            return x.sin()
+
+    total = vmap(grad(lambda row: vmap(packed)(row).sum()))(WIDE)
+    torch.testing.assert_close(total, WIDE.cos(), atol=1e-6, rtol=1e-6)

@@ -1,5 +1,7 @@
 """Embedding tables and bags against the loop."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -72,3 +74,16 @@ def test_bags_with_indices_past_the_last_offset():
         return F.embedding_bag(i, weight, offsets, mode="sum", include_last_offset=True)
 
     assert_same(vmap(f)(index), torch.stack([f(i) for i in index]))
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+@pytest.mark.parametrize("scale_grad_by_freq", [False, True])
+def test_an_index_out_of_range_reaches_no_other_lane(index, scale_grad_by_freq):
+    tables = torch.arange(12.0).reshape(2, 3, 2)
+    indices = torch.tensor([[0, 1], [2, 1]])
+    indices[1, 1] = index
+    for call in (F.embedding, lambda i, w, **options: F.embedding_bag(i[None], w, **options)):
+        for dims in ((0, 0), (0, None), (None, 0)):
+            given = indices if dims[0] == 0 else indices[1], tables if dims[1] == 0 else tables[1]
+            with pytest.raises((IndexError, RuntimeError)):
+                vmap(functools.partial(call, scale_grad_by_freq=scale_grad_by_freq), in_dims=dims)(*given)

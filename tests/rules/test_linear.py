@@ -152,6 +152,30 @@ def test_autocast_and_other_dtypes_go_torchs_way() -> None:
         vmap(lambda x: F.linear(x, weight.T))(x)
 
 
+def test_complex_numbers() -> None:
+    x, weight = (
+        torch.complex(_random(LANES, IN), _random(LANES, IN, seed=3)),
+        torch.complex(_random(OUT, IN, seed=1), _random(OUT, IN, seed=2)),
+    )
+
+    def f(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight).abs().sum()
+
+    for k in (0, 1):
+        want = torch.stack([_plain_grad(f, (row, weight), k) for row in x])
+        torch.testing.assert_close(vmap(grad(f, argnums=k), in_dims=(0, None))(x, weight), want)
+
+
+def test_dot_keeps_the_dtype_and_refuses_what_torch_refuses() -> None:
+    x = torch.tensor([[100, 100], [3, 4]], dtype=torch.int8)
+    assert_same = torch.testing.assert_close
+    assert_same(vmap(torch.dot)(x, x), torch.stack([row.dot(row) for row in x]))
+    assert_same(vmap(torch.dot, in_dims=(0, None))(x, x[0]), torch.stack([row.dot(x[0]) for row in x]))
+    for other in (torch.ones(2, 1, dtype=torch.int8), torch.ones(2, 2)):
+        with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+            vmap(torch.dot)(x, other)
+
+
 def test_one_operation_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[str] = []
     for key, own in list(hot._entries.items()):

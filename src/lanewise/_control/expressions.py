@@ -24,6 +24,7 @@ class Expressions(ast.NodeTransformer):
         count: Number of names that were made up.
         changing: Whether the function may change a list, a dict or an attribute.
         apart: Whether the operations of an expression are to go one by one.
+        writing: Whether the function may write to tensors in place.
     """
 
     def __init__(self, node: Function) -> None:
@@ -34,6 +35,7 @@ class Expressions(ast.NodeTransformer):
         self.count = 0
         self.changing = False
         self.apart = False
+        self.writing = False
 
     def new(self) -> str:
         self.count += 1
@@ -101,6 +103,7 @@ class Expressions(ast.NodeTransformer):
         if found is None:
             return None
         values = [self.visit(operand) for operand in found.operands.values()]
+        kinds = isinstance(node, ast.Compare), self.writing
         operations: list[ast.expr] = [function(list(found.operands), found.body)]
         if found.calls:
             self.apart = True
@@ -108,9 +111,7 @@ class Expressions(ast.NodeTransformer):
             self.apart = False
         else:
             operations.append(ast.Constant(None))
-        return ast.copy_location(
-            call(runtime("fused"), *operations, ast.Constant(isinstance(node, ast.Compare)), *values), node
-        )
+        return ast.copy_location(call(runtime("fused"), *operations, *map(ast.Constant, kinds), *values), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         return self.fused(node) or self.generic_visit(node)  # type: ignore[return-value]

@@ -13,14 +13,13 @@ from lanewise._core.formulas import pulled
 from lanewise._core.hot import FAILURES, inert
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
+from lanewise._core.level import on_plane
 from lanewise._core.plane import recorded
 from lanewise._core.rows import gather_rows, spread_rows
 from lanewise._torch_compat import (
-    OUTSIDE_KEY,
     ForceDispatchKeyGuard,
     apply_plainly,
     current_graph_task_id,
-    include_key,
     is_grad_enabled,
     run_backward,
     saved_tensor_hooks,
@@ -30,13 +29,15 @@ from lanewise._torch_compat import (
 _NUMBERS = frozenset([int, float])
 
 
-def fused(run: Callable, apart: Callable | None, compares: bool, *operands: Any) -> Any:
+def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *operands: Any) -> Any:
     """The value of an expression of elementwise operations.
 
     Args:
         run: The expression as a function of its operands.
         apart: The same for operands of any kind, None where `run` will do.
         compares: Whether it is a comparison, which has no derivative.
+        writes: Whether the function may write to tensors in place: to an operand, though it was recorded with others
+            whose values its derivatives need.
         operands: What its names hold.
     """
     level = machine.level
@@ -48,10 +49,14 @@ def fused(run: Callable, apart: Callable | None, compares: bool, *operands: Any)
                 out = _below(level, run, values, direct)
                 if isinstance(out, Tensor) and out.dim() == rank:
                     return level.wrap(out)
-            elif direct and current_graph_task_id() == level.task and saved_tensor_hooks() is None:
+            elif direct and not writes and current_graph_task_id() == level.task and saved_tensor_hooks() is None:
                 known = len(machine.raised)
                 try:
-                    return apply_plainly(_Expression, level, run, apart or run, values, *operands)
+                    out, leaves = _recorded_below(level, run, values, operands)
+                    if out.dim() == rank:
+                        if not out.requires_grad:
+                            return level.wrap(out)
+                        return apply_plainly(_Expression, level, apart or run, out, leaves, *operands)
                 except FAILURES:
                     del machine.raised[known:]
     return (apart or run)(*operands)
@@ -115,35 +120,37 @@ def _below(level: LaneLevel, run: Callable, values: list, direct: bool) -> Tenso
     try:
         if not direct:
             return level.below(run, *values)
-        include_key(OUTSIDE_KEY, False)
-        try:
+        with on_plane(None):
             return run(*values)
-        finally:
-            include_key(OUTSIDE_KEY, True)
     except FAILURES:
         del machine.raised[known:]
         return None
+
+
+def _recorded_below(level: LaneLevel, run: Callable, values: list, operands: tuple) -> tuple[Any, list]:
+    """The expression as plain torch records it, and what it is recorded for."""
+    recording = is_grad_enabled()
+    with ForceDispatchKeyGuard(level.include, level.exclude):
+        leaves = [
+            value.detach().requires_grad_() if type(operand) is BatchTensor and recorded(operand) else value
+            for operand, value in zip(operands, values)
+        ]
+        set_grad_enabled(True)
+        try:
+            return run(*leaves), leaves
+        finally:
+            set_grad_enabled(recording)
 
 
 class _Expression(Function):
     """An expression on the plane of its operands, recorded there as one operation; plain torch records its parts."""
 
     @staticmethod
-    def forward(ctx: Any, level: LaneLevel, run: Callable, apart: Callable, values: list, *operands: Any) -> Any:  # type: ignore[override]
-        ctx.level, ctx.lanes, ctx.apart = level, level.lanes, apart
+    def forward(ctx: Any, level: LaneLevel, apart: Callable, out: Tensor, leaves: list, *operands: Any) -> Any:  # type: ignore[override]
+        ctx.level, ctx.lanes, ctx.apart, ctx.out, ctx.leaves = level, level.lanes, apart, out, leaves
         ctx.others = [None if isinstance(operand, Tensor) else operand for operand in operands]
         ctx.save_for_backward(*[operand for operand in operands if isinstance(operand, Tensor)])
-        with ForceDispatchKeyGuard(level.include, level.exclude):
-            leaves = [
-                value.detach().requires_grad_() if type(operand) is BatchTensor and recorded(operand) else value
-                for operand, value in zip(operands, values)
-            ]
-            set_grad_enabled(True)
-            try:
-                out = run(*leaves)
-            finally:
-                set_grad_enabled(False)
-            ctx.out, ctx.leaves = out, leaves
+        with on_plane(None):
             shown = out.detach()
         return level.wrap(shown)
 

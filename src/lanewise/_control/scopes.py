@@ -115,6 +115,19 @@ def changes_objects(body: list[ast.stmt]) -> bool:
     return False
 
 
+def writes_in_place(body: list[ast.stmt]) -> bool:
+    """Whether statements may write to a tensor: `x += y`, `x[i] = y`, `x.add_(y)`, `out=x`."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.AugAssign) or (isinstance(node, ast.keyword) and node.arg == "out"):
+                return True
+            if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                return True
+            if isinstance(node, ast.Attribute) and node.attr.endswith("_") and not node.attr.endswith("__"):
+                return True
+    return False
+
+
 def loop_variables(body: list[ast.stmt]) -> dict[int, set[str]]:
     """By the id of each `for` in a function: variables of it that are not read anywhere else."""
     loops = [node for node in inside(body) if isinstance(node, ast.For)]

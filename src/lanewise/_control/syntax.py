@@ -44,6 +44,7 @@ from lanewise._control.scopes import (
     nested_return,
     settled,
     stores,
+    writes_in_place,
 )
 from lanewise._control.source import Function, Unsupported
 
@@ -82,6 +83,7 @@ class _Rewriter(Expressions):
         self.body = body
         self.outer = declared(body)
         self.changing = changes_objects(body)
+        self.writing = writes_in_place(body)
         self.simple = not nested_return(body)
         self.forks = any(isinstance(part, FORKS) for part in inside(body))
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import on_plane, pin_grad_mode
-from lanewise._core.plane import Plane
+from lanewise._core.plane import Plane, at_home
 from lanewise._core.standpoint import Standpoint
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
@@ -58,8 +58,9 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
             if not isinstance(tensor, Plane):
                 with on_plane(None):
                     return pack(tensor), ()
-            # Autograd packs with grad mode off; the planes below are recording.
-            with pin_grad_mode(True):
+            # Autograd packs with grad mode off; the planes below are recording. What is packed has the lanes of the
+            # tensor, and is of its plane, wherever the code that runs stands.
+            with pin_grad_mode(True), on_plane(tensor.level), at_home(tensor):
                 return pack(tensor), _seats_of(tensor)
         finally:
             packing.now = before
@@ -69,7 +70,10 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
         before, packing.now = packing.now, False
         try:
             with stand.again():
-                return _reseated(unpack(held), seats)
+                if not isinstance(held, Plane):
+                    return _reseated(unpack(held), seats)
+                with on_plane(held.level), at_home(held):
+                    return _reseated(unpack(held), seats)
         finally:
             packing.now = before
 

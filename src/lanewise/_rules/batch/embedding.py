@@ -12,10 +12,21 @@ from lanewise.errors import TransformError, at_user_line
 aten = torch.ops.aten
 
 
-def _shifted(level: BatchLevel, indices: Tensor, rows: int) -> Tensor:
-    """indices [B, *I] into a table of each lane -> into all tables, one below the other"""
+def _shifted(level: BatchLevel, indices: Tensor, rows: int, last: int = 0) -> Tensor:
+    """indices [B, *I] into a table of each lane -> into all tables, one below the other; `last` more may be named"""
+    _check_range(indices, rows + last)
     offsets = torch.arange(level.size, dtype=indices.dtype, device=indices.device) * rows
     return indices + offsets.view(-1, *([1] * (indices.dim() - 1)))
+
+
+def _check_range(indices: Tensor, rows: int) -> None:
+    """Raise for an index that would reach the table of another lane."""
+    while isinstance(indices, Plane):
+        indices = indices.value
+    if type(indices) is Tensor and indices.is_cpu and indices.numel():
+        low, high = torch.aminmax(indices)
+        if low < 0 or high >= rows:
+            raise IndexError("index out of range in self")
 
 
 @lane_rule(aten.embedding.default)
@@ -30,6 +41,7 @@ def embedding(level, weight, indices, padding_idx=-1, scale_grad_by_freq=False, 
         return torch.embedding(weight, indices.value, padding_idx, scale_grad_by_freq, sparse)
     table = level.expanded(weight)
     if not level.mapped(indices) and not scale_grad_by_freq:
+        _check_range(indices, rows)
         out = table.index_select(1, indices.reshape(-1)).reshape(level.size, *indices.shape, width)
     else:
         places = _shifted(level, level.expanded(indices), rows)
@@ -121,7 +133,7 @@ def embedding_bag(
     out, _, sizes, won = aten._embedding_bag(
         table,
         places.reshape(-1),
-        _shifted(level, starts, count).reshape(-1),
+        _shifted(level, starts, count, last=1).reshape(-1),
         scale_grad_by_freq,
         mode,
         sparse,

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """x `[*S, n]` with lanes, weight `[m, n]`, bias `[m]` -> `[*S, m]`; NotImplemented for other operands."""
-    if type(x) is not BatchTensor or not x.mapped:
+    if type(x) is not BatchTensor or not x.mapped or x.is_complex():
         return NotImplemented
     level = x.level
     if type(level) is not BatchLevel or not unwatched(level) or weight.dim() != 2 or not x.dim():

@@ -87,12 +87,19 @@ def dot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B]"""
     if a.dim() != 1 or b.dim() != 1:
         _check_ranks("1D tensors expected", (a, 1), (b, 1))
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        raise TransformError(
+            at_user_line(
+                f"inconsistent tensor size: dot of {list(a.shape)} {a.dtype} and {list(b.shape)} {b.dtype}",
+                "(a * b).sum()  # where one is to be broadcast",
+            )
+        )
+    left, right = level.physical(a), level.physical(b)
+    if not a.is_floating_point():
+        return (left * right).sum(1, dtype=a.dtype)
     if not level.mapped(a):
-        return torch.mv(b.value, a)
-    if not level.mapped(b):
-        return torch.mv(a.value, b)
-    left, right = a.value, b.value
-    return torch.linalg.vecdot(left, right) if left.is_floating_point() else (left * right).sum(1)
+        return torch.mv(right, left)
+    return torch.linalg.vecdot(left, right) if level.mapped(b) else torch.mv(left, right)
 
 
 @lane_rule(aten.vdot.default)
