@@ -334,3 +334,16 @@ def test_saved_tensor_hooks_that_compute() -> None:
 
     total = vmap(grad(lambda row: vmap(packed)(row).sum()))(WIDE)
     torch.testing.assert_close(total, WIDE.cos(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+def test_sides_without_a_tangent_and_operands_of_one_level_each() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return y * 2 if x > 0 else x * x * y
+
+    want = torch.stack([torch.stack([_slope_of(lambda x, y=y: f(x, y) + 0 * x, x) for x in XS]) for y in XS[:2]])
+    for transform in (grad, jacrev, jacfwd):
+        torch.testing.assert_close(vmap(vmap(transform(f), (0, None)), (None, 0))(XS, XS[:2]), want)
+        torch.testing.assert_close(vmap(transform(f))(XS, XS[:1].expand(6)), want[0])
+    ones = vmap(jacfwd(lambda x: torch.ones_like(x) if x > 0 else x * x))(XS)
+    torch.testing.assert_close(ones, torch.where(XS > 0, 0, 2 * XS))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lanewise import grad, vmap
 from tests.rules.lanes import bools, check, distinct, ints, normal
 
 
@@ -69,3 +70,12 @@ def test_segment_reduce(reduce):
     lengths = lambda g: torch.tensor([2, 0, 3])[torch.randperm(3, generator=g)]
     check(lambda x, n: torch.segment_reduce(x, reduce, lengths=n, unsafe=True), normal(5), lengths, nested=False)
     check(lambda x, n: torch.segment_reduce(x, reduce, lengths=n, unsafe=True), normal(5, 2), lengths, nested=False)
+
+
+@pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
+def test_equal_elements_share_the_gradient_of_a_median(median):
+    x = torch.tensor([[1.0, 1.0, 0.0, 2.0], [3.0, 3.0, 3.0, 5.0], [float("nan"), 1.0, 2.0, 3.0]])
+    leaves = [row.clone().requires_grad_() for row in x]
+    want = torch.stack([torch.autograd.grad(median(leaf), leaf)[0] for leaf in leaves])
+    for slopes in (grad(lambda x: vmap(median)(x).sum())(x), vmap(grad(median))(x)):
+        torch.testing.assert_close(slopes, want)

@@ -66,8 +66,8 @@ def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) 
         if all(tangent is None for tangent in tangents):
             return top.adopt(primal)
         filled = [
-            top.below(torch.zeros_like, primal) if tangent is None else tangent
-            for primal, tangent in zip(primals, tangents)
+            _for_lanes(level, piece, top.below, torch.zeros_like, part) if tangent is None else tangent
+            for part, tangent, piece in zip(primals, tangents, pieces)
         ]
         return top.wrap(primal, top.below(merge_tensors, level, target, pieces, filled))
     if not isinstance(top, BatchLevel):

@@ -292,7 +292,13 @@ class LaneLevel(BatchLevel):
         self.lanes = lanes
         try:
             for operand in operands:
-                if type(operand) is BatchTensor and operand.level is self and operand.home is not lanes:
+                if type(operand) is not BatchTensor:
+                    continue
+                if (
+                    operand.home is not lanes
+                    if operand.level is self
+                    else operand.mapped and self.covers(operand.level)
+                ):
                     out = self._align(func, args, kwargs, operands)
                     break
             else:
