@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.lanes import Lanes, union
-from lanewise._core.rows import SUMS
+from lanewise._core.lanes import Lanes, intersection, union
+from lanewise._core.rows import PRODUCTS, SUMS
 from lanewise._torch_compat import OpOverload
 
 
@@ -14,7 +14,9 @@ def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor])
     """Inside a backward pass: the lanes that an operation runs on, those that all of its operands have.
 
     A sum runs on those that any of them has, and so does what puts cotangents side by side: a cotangent is zero in
-    lanes that it does not have, and one that is the same in all lanes has all that run.
+    lanes that it does not have, and one that is the same in all lanes has all that run. Where no set of lanes is known
+    to be a part of another, a product runs on those that both have, for what lacks a lane may be a divisor; anything
+    else may put cotangents side by side.
     """
     running = level.lanes
     found: Lanes | None = None
@@ -32,6 +34,6 @@ def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor])
         elif found.within(home):
             found = home if sums else found
         else:
-            found = union(found, home)
+            found = intersection(found, home) if func in PRODUCTS else union(found, home)
     # What was saved may have lanes that no longer ran when the pass began: no cotangent has them.
     return running if found is None or (not sums and running.within(found)) else found

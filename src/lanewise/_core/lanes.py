@@ -185,6 +185,18 @@ def union(a: Lanes, b: Lanes) -> Lanes:
     return base if kept.shape[0] == base.size else child(base, kept)
 
 
+def intersection(a: Lanes, b: Lanes) -> Lanes:
+    """The lanes that both sets have."""
+    if a.within(b) or b.within(a):
+        return a if a.within(b) else b
+    base = common_ancestor(a, b)
+    with on_plane(None):
+        kept = true_places(b.inverse(base).index_select(0, a.positions(base)) >= 0)
+    if kept.shape[0] == a.size:
+        return a
+    return b if kept.shape[0] == b.size else child(a, kept)
+
+
 class Target:
     """Where lanes come together again.
 

@@ -18,6 +18,11 @@ SUMS = frozenset(
     | {aten.cat.default, aten.stack.default}
 )
 
+# Products and quotients: one that lacks a lane has no number there.
+PRODUCTS = frozenset(
+    {aten.mul.Tensor, aten.div.Tensor, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default}
+)
+
 
 def _added(product: Callable) -> Callable:
     def apart(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
