@@ -290,3 +290,13 @@ def test_a_chunk_size_that_makes_no_sense(chunk_size):
 def test_a_budget_needs_auto():
     with pytest.raises(ArgumentError, match='memory_budget is a number of bytes for chunk_size="auto"'):
         lw.vmap(torch.sin, memory_budget=10**6)
+
+
+def test_python_values_that_differ_between_chunks():
+    xs = torch.tensor([-1.0, -2.0, 3.0, 4.0])
+    programs = (lambda x: x if x > 0 else 0.0, lambda x: 3 if x > 0 else 4, lambda x: x > 0 if x > 3 else False)
+    for f in programs:
+        torch.testing.assert_close(lw.vmap(f, chunk_size=2)(xs), lw.vmap(f)(xs))
+    assert lw.vmap(lambda x: 7, chunk_size=2)(xs) == 7
+    with pytest.raises(RuntimeError, match="lanes of different chunks return 'n' and 'p'"):
+        lw.vmap(lambda x: "p" if x > 0 else "n", chunk_size=2)(xs)

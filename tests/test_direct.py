@@ -5,6 +5,7 @@ import operator
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -179,3 +180,17 @@ def test_operators_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -
         return out
 
     vmap(f)(torch.randn(3, 2), torch.randn(3, 2))
+
+
+def test_torchs_own_forward_mode_inside() -> None:
+    def pushed(f):
+        def g(x: Tensor) -> Tensor:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x, torch.ones_like(x))
+                return forward_ad.unpack_dual(f(dual)).tangent
+
+        return g
+
+    x = torch.rand(3, 4, dtype=torch.float64)
+    for f in (lambda x: x * x, lambda x: x**3 + x[0], lambda x: x.exp(), lambda x: x + x, lambda x: x.sin()):
+        torch.testing.assert_close(vmap(pushed(f))(x), torch.stack([pushed(f)(row) for row in x]))

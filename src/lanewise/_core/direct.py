@@ -40,6 +40,7 @@ def unwatched(level: Any) -> bool:
         and not dispatch_mode_count()
         and not function_mode_count()
         and not is_any_autocast_enabled()
+        and _native._current_level < 0
     )
 
 
@@ -105,6 +106,7 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
             or dispatch_mode_count()
             or function_mode_count()
             or is_any_autocast_enabled()
+            or _native._current_level >= 0
             or _recorded(x)
         ):
             return apart(x, y)
@@ -119,7 +121,6 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
             level.parent is None
             and type(value) is Tensor
             and not (value.requires_grad or value.is_conj() or value.is_neg())
-            and _native._current_level < 0
         )
         if kind is float or kind is int:
             other = y

@@ -125,8 +125,8 @@ def map_chunks(
     return results
 
 
-def join_chunks(call: Call, results: list[Result], given: list) -> Any:
-    """One result from those of the chunks; what is not joined is taken from the first."""
+def join_chunks(call: Call, results: list[Result], given: list, lengths: list[int]) -> Any:
+    """One result from those of the chunks, of so many lanes each; other objects are those of the first."""
     leaves, dims, spec = results[0]
     if len(results) == 1:
         return unflatten(leaves, spec)
@@ -135,12 +135,47 @@ def join_chunks(call: Call, results: list[Result], given: list) -> Any:
             raise TransformError(
                 at_user_line(f"{call}: the chunks return different structures: {spec} and {other}", "chunk_size=None")
             )
-    for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+    for position, dim in enumerate(dims):
         if isinstance(dim, str):
             leaves[position] = joined([chunk[0][position] for chunk in results], dim, given)
-        elif dim is not None and isinstance(leaf, Tensor):
-            leaves[position] = torch.cat([chunk[0][position] for chunk in results], dim)
+        elif dim is not None:
+            leaves[position] = _joined_leaf(call, [chunk[0][position] for chunk in results], dim, lengths)
     return unflatten(leaves, spec)
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _joined_leaf(call: Call, parts: list, dim: int, lengths: list[int]) -> Any:
+    """Tensors side by side; a Python value that all lanes have as it is; numbers that differ as one tensor."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) == len(parts):
+        return torch.cat(parts, dim)
+    first = parts[0]
+    if not tensors and all(type(part) is type(first) for part in parts):
+        if not isinstance(first, (str, bytes, *_NUMBERS)) or all(part == first for part in parts):
+            return first
+    like = tensors[0] if tensors else None
+    numbers = [part for part in parts if not isinstance(part, Tensor)]
+    if all(type(part) in _NUMBERS for part in numbers):
+        if like is None:
+            rows = [torch.full((length,), part) for part, length in zip(parts, lengths, strict=True)]
+            if len({row.dtype for row in rows}) == 1:
+                return torch.cat(rows)
+        elif like.dim() == 1 and all(torch.result_type(like, part) is like.dtype for part in numbers):
+            return torch.cat(
+                [
+                    part if isinstance(part, Tensor) else like.new_full((length,), part)
+                    for part, length in zip(parts, lengths, strict=True)
+                ]
+            )
+    raise TransformError(
+        at_user_line(
+            f"{call}: lanes of different chunks return {first!r} and {next(p for p in parts if p is not first)!r}, "
+            "which no tensor holds",
+            "return torch.as_tensor(value)  # in all branches, or leave out chunk_size",
+        )
+    )
 
 
 class _Auto:

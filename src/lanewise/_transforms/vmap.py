@@ -140,7 +140,10 @@ def vmap(
             check_out_dims(call, out_dims)
             leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
 
+        lengths: list[int] = []
+
         def run(start: int, length: int) -> tuple[list, list, Spec]:
+            lengths.append(length)
             return run_lanes(call, leaves, dims, spec, out_dims, randomness, (start, length, size))
 
         if direct:
@@ -157,7 +160,7 @@ def vmap(
             leaves=leaves,
             estimates=estimates,
         )
-        return join_chunks(call, results, leaves)
+        return join_chunks(call, results, leaves, lengths)
 
     return mapped
 
