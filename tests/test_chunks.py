@@ -6,6 +6,7 @@ import pytest
 import torch
 import tqdm.auto
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import lanewise as lw
 from lanewise._transforms import chunks
@@ -124,6 +125,72 @@ def test_random_numbers_do_not_depend_on_the_size(name, randomness, chunk_size):
         assert len(results[0].unique()) > 4
     else:
         assert results[0].equal(results[0][:1].expand(6, 2))
+
+
+OWN = torch.Generator()
+SIGNS = torch.tensor([1.0, -1, 2, -2, 3, -3, 4, -4, 5, -5])
+PARTED = {
+    "both": lambda x: torch.rand(()) if x > 0 else torch.rand(()),
+    "one": lambda x: torch.rand(()) if x > 0 else x * 0 + torch.rand(3)[1],
+    "after": lambda x: (torch.rand(()) if x > 0 else x) * 0 + torch.rand(()),
+    "shapes": lambda x: torch.rand(3)[2] if x > 0 else torch.rand(()),
+    "in place": lambda x: torch.zeros(2).uniform_()[0] if x > 0 else torch.zeros(3).uniform_()[1],
+    "gamma": lambda x: torch._standard_gamma(torch.full((), 2.0)) if x > 0 else torch._standard_gamma(x * 0 + 2),
+    "generator": lambda x: (
+        (torch.rand((), generator=OWN) + (torch.rand((), generator=OWN) if x > 2 else x)) * 0
+        + torch.rand((), generator=OWN)
+    ),
+    "dropout": lambda x: (
+        (
+            torch.nn.functional.dropout(torch.ones(52), 0.5)
+            if x > 0
+            else torch.nn.functional.dropout(torch.ones(52), 0.5)
+        )
+        .gt(0)
+        .double()
+        @ 2 ** torch.arange(52.0).double()
+    ),
+}
+each_parted = pytest.mark.parametrize("name", PARTED)
+
+
+def numbers(name, xs, *chunk_sizes):
+    f = PARTED[name]
+    for chunk_size in chunk_sizes:
+        f = lw.vmap(f, randomness="different", chunk_size=chunk_size)
+    torch.manual_seed(5)
+    OWN.manual_seed(6)
+    return f(xs)
+
+
+@each_parted
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, "auto"])
+def test_parted_lanes_share_no_numbers(name, chunk_size):
+    # Sorted, most chunks are of lanes that go one way, and other chunks go the other.
+    for xs in (SIGNS, SIGNS.sort().values):
+        got = numbers(name, xs, chunk_size)
+        assert got.unique().numel() == 10
+        assert got.equal(numbers(name, xs, chunk_size))
+
+
+@each_parted
+@pytest.mark.parametrize("inner", [None, 2, 3])
+@pytest.mark.parametrize("outer", [None, 2, 3])
+def test_parted_lanes_of_two_vmaps_share_no_numbers(name, inner, outer):
+    xs = torch.stack([SIGNS, -SIGNS, SIGNS + 0.5, SIGNS.flip(0), SIGNS - 0.2])
+    assert numbers(name, xs, inner, outer).unique().numel() == 50
+
+
+@pytest.mark.parametrize("chunk_size", [2, 3])
+def test_a_checkpoint_draws_again_what_parted_lanes_drew(chunk_size):
+    def f(x):
+        return checkpoint(lambda a: a * PARTED["both"](a), x, use_reentrant=False)
+
+    xs = SIGNS.clone().requires_grad_()
+    out = lw.vmap(f, randomness="different", chunk_size=chunk_size)(xs)
+    out.sum().backward()
+    assert xs.grad is not None and xs.grad.unique().numel() == 10
+    torch.testing.assert_close(xs.grad * xs.detach(), out.detach())
 
 
 def test_successive_calls_draw_on():

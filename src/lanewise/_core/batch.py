@@ -104,12 +104,13 @@ class BatchLevel(Level):
     Attributes:
         journal: What would have to be undone if the function were run again (journal.py), None where it never is.
         drawn: Generators of the user's that were drawn from, with their states before, by id; None for none.
+        streams: What tells the states of generators that are its own, not those of other chunks (chunk_draws.py).
         restartable: Whether its function can be run again, with lanes that part.
         all_lanes: The set of its lanes, once somebody asks for it.
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
-    __slots__ = ("size", "randomness", "total", "start", "journal", "drawn", "restartable", "all_lanes")
+    __slots__ = ("size", "randomness", "total", "start", "journal", "drawn", "streams", "restartable", "all_lanes")
     task = -1
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
@@ -120,6 +121,7 @@ class BatchLevel(Level):
         self.start = start
         self.journal: Any = None
         self.drawn: Any = None
+        self.streams: Any = None
         self.restartable = False
         self.all_lanes: Any = None
 
@@ -184,6 +186,11 @@ class BatchLevel(Level):
     def lanes_of_all(self, values: list) -> Any:
         """A context in which the lanes run that all values have: all, on this kind of level."""
         return nullcontext()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of all lanes, those of other chunks included, and which of them is the first here."""
+        return self.total, self.start
 
     @property
     def own_size(self) -> int:

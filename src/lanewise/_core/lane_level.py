@@ -61,10 +61,11 @@ class LaneLevel(BatchLevel):
         aliases: Tensors that stand for others in some lanes (aliases.py), None before there are any.
         root: All lanes.
         outer: The level of the `vmap` around this one whose lanes are part of the root's pairs, or None.
-        whole: The number of all lanes, those of other chunks included, and which of them is the first here.
+        whole: The number of all lanes, those of other chunks included, and which of them is the first here. Pairs of
+            lanes are not counted over the chunks.
     """
 
-    __slots__ = ("root", "outer", "writes", "aliases", "whole", "task", "_own_size", "_lanes")
+    __slots__ = ("root", "outer", "writes", "aliases", "whole", "task", "_place", "_own_size", "_lanes")
     _lanes: Lanes
 
     def __init__(
@@ -80,6 +81,7 @@ class LaneLevel(BatchLevel):
         self.aliases: Any = None
         self.task = current_graph_task_id()
         self._own_size = size
+        self._place = (self.total, self.start)
         self.outer = outer
         if outer is None:
             self.root = Lanes(None, None, size)
@@ -89,7 +91,7 @@ class LaneLevel(BatchLevel):
             with on_plane(None):
                 index = torch.arange(around.size).repeat_interleave(size)
             self.root = Lanes(around, index, around.size * size)
-            self.total = self.root.size
+            self.total, self.start = self.root.size, 0
         self.whole = (self.total, self.start)
         self.lanes = self.root
 
@@ -151,6 +153,10 @@ class LaneLevel(BatchLevel):
     def copy_slots(self, wrapper: BatchTensor, like: BatchTensor) -> None:
         super().copy_slots(wrapper, like)
         wrapper.home = like.home
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self._place
 
     @property
     def own_size(self) -> int:

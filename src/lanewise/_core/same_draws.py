@@ -127,8 +127,8 @@ class SameDraws:
         key = 0 if generator is None else generator_identity(generator)
         if key not in self.histories:
             if generator is not None:
-                total, start = level.whole
-                if total != level.root.size:
+                total, start = level.place
+                if total != level.own_size:
                     reseat(generator, level.order, start)
                 note_generator(level, generator)
             self.histories[key] = _History(generator)

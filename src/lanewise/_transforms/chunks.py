@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.chunk_draws import chunk_loop
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.random import Generators
@@ -113,7 +114,7 @@ def map_chunks(
     fixed = chunk_size if isinstance(chunk_size, int) else size
     results = []
     start = 0
-    with Progress(size, progress, label) as shown:
+    with Progress(size, progress, label) as shown, chunk_loop():
         while start < size or not results:
             length = min(planner.length() if planner else fixed, size - start)
             if generators is not None and results:

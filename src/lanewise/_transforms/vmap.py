@@ -58,7 +58,7 @@ def vmap(
             list with one result for each lane, of any shape. "jagged": a nested tensor of jagged layout, from results
             `[n_i, *S]` that differ in the first dim.
         randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations. The
-            numbers drawn from a device's default generator do not depend on `chunk_size`.
+            numbers do not depend on `chunk_size`, except under `"different"` where lanes take different branches.
         chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
             peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.
         memory_budget: Bytes for `chunk_size="auto"`; half of the free memory if None.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, captured_write
+from lanewise._core.chunk_draws import keep_apart
 from lanewise._core.factories import adopt_results_of, route
 from lanewise._core.plane import Plane, map_tensors
 from lanewise._core.random import check_random, note_generator, reseat, same_with_lanes, unbatched_write
@@ -36,7 +37,9 @@ def random_rule(*ops: OpOverload) -> Any:
 
             def run(level: BatchLevel, args: tuple, kwargs: dict, op: OpOverload = op) -> Any:
                 check_random(level, op)
-                if level.total != level.size:
+                if level.randomness == "different":
+                    keep_apart(level, op, args, kwargs)
+                elif level.total != level.size:
                     for given in (*args, *kwargs.values()):
                         if isinstance(given, torch.Generator):
                             reseat(given, level.order, level.start)
