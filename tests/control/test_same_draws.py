@@ -143,7 +143,99 @@ def with_dropout(x):
     return y + rand() if x > 0 else y - F.dropout(torch.ones(5), 0.5).sum() * rand()
 
 
+def seeded_on_one_side(x):
+    if x > 0:
+        torch.manual_seed(5)
+    return x * torch.randn(())
+
+
+def seeded_after_a_draw(x):
+    y = rand()
+    if x > 0:
+        torch.manual_seed(5)
+        y = y + rand()
+    else:
+        y = y * rand()
+    return x * y + torch.randn(())
+
+
+def seeded_by_a_number(x):
+    torch.manual_seed(int(x * 4))
+    return x * rand()
+
+
+def own_generator_seeded(x):
+    if x > 0:
+        OWN.manual_seed(5)
+    return x * torch.randn((), generator=OWN)
+
+
+def own_generator_put_back(x):
+    y = torch.randn((), generator=OWN)
+    if x > 0:
+        state = OWN.get_state()
+        y = y + torch.randn((), generator=OWN)
+        OWN.set_state(state)
+    return x * y * torch.randn((), generator=OWN)
+
+
+def put_back(x):
+    state = torch.get_rng_state()
+    y = rand() if x > 0 else torch.rand(2).sum()
+    if x > 1:
+        torch.set_rng_state(state)
+    return y * x + rand()
+
+
+def forked(x):
+    with torch.random.fork_rng(devices=[]):
+        y = torch.randn(())
+        if x > 0:
+            y = y * torch.randn(())
+    return x * y * torch.randn(())
+
+
+def forked_and_left_by_a_jump(x):
+    y = rand()
+    for i in range(4):
+        with torch.random.fork_rng(devices=[]):
+            y = y + rand()
+            if x > i:
+                break
+            y = y * rand()
+    return y * x + rand()
+
+
+def forked_at_several_states(x):
+    y = rand() if x > 0 else x
+    with torch.random.fork_rng(devices=[]):
+        if x > 0.7:
+            torch.manual_seed(3)
+        y = y + rand()
+    return y * x + rand()
+
+
+def forked_on_one_side(x):
+    if x > 0:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            y = rand()
+    else:
+        y = rand()
+    return y * x + rand()
+
+
 PROGRAMS = [
+    seeded_on_one_side,
+    seeded_after_a_draw,
+    seeded_by_a_number,
+    own_generator_seeded,
+    own_generator_put_back,
+    put_back,
+    forked,
+    forked_and_left_by_a_jump,
+    forked_at_several_states,
+    forked_on_one_side,
     on_both_sides,
     as_often_on_both_sides,
     on_one_side,

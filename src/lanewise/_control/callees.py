@@ -9,8 +9,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from lanewise._control import seeds
 from lanewise._control.boundary import boundary
 from lanewise._control.changes import Parts, built, changes, changes_first, narrowed, watched
 from lanewise._control.compiling import converted_code, instantiate
@@ -31,7 +33,7 @@ LIBRARIES = frozenset({"torch", "numpy", "lanewise", "tqdm", "typing_extensions"
 }
 
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.
-replaced: dict[Any, Callable] = {}
+replaced: dict[Any, Callable] = {**seeds.stand_ins}
 replaced_methods: dict[Any, Callable] = {}
 
 # Functions that change their first argument, and such methods by name.
@@ -109,6 +111,8 @@ def _builtin(func: Any) -> Any:
             stand_in = functools.partial(changes_first, func)
         _known[func] = stand_in
         return stand_in
+    if isinstance(owner, torch.Generator):
+        return functools.partial(seeds.generator_method, func)
     if func.__name__ in MUTATING:
         changes(owner)
         if isinstance(owner, (dict, set)):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lanewise._core.joins import settle
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Lanes
+from lanewise._core.lanes import Lanes, machine
 from lanewise._core.level import on_plane
 from lanewise._core.random import Generators, note_generator, reseat
 from lanewise._torch_compat import current_graph_task_id, generator_identity
@@ -58,27 +58,38 @@ class _History:
 
     def begin(self, level: LaneLevel) -> None:
         """Before a draw for the lanes that run."""
-        lanes, root = level.lanes, level.root
-        if self.numbers is None and lanes is root:
-            self._advance()
-            return
-        numbers = self.of(lanes, root)
+        if self.meet(level):
+            self.move(level, level.lanes)
+
+    def meet(self, level: LaneLevel) -> bool:
+        """Put the generator at the state of the lanes that run, of which fewer may go on. False where none run."""
+        if self.numbers is None:
+            return level.lanes.size > 0
+        numbers = self.of(level.lanes, level.root)
         with on_plane(None):
             found = numbers.unique().tolist()
         if not found:
-            return
+            return False
         if len(found) > 1:
             settle(level, level.wrap(self._alike(numbers, found)))
-            lanes = level.lanes
-            numbers = self.of(lanes, root)
-        with on_plane(None):
-            number, alike = int(numbers[0]), self.of(root, root)
-            if number != self.now or int((alike == number).sum()) > lanes.size:
-                self.leave()
-            if number != self.now:
-                self.states[number].restore()
+        number = int(self.of(level.lanes, level.root)[0])
+        if number != self.now:
+            self.leave()
+            self.states[number].restore()
+            self.now = number
+        return True
+
+    def move(self, level: LaneLevel, lanes: Lanes) -> None:
+        """The generator goes on to a new state, which is that of `lanes`."""
+        if self.numbers is None and lanes is level.root:
             self._advance()
-            self.numbers = alike.index_fill(0, lanes.positions(root).cpu(), self.now)
+            return
+        with on_plane(None):
+            numbers = self.of(level.root, level.root)
+            if int((numbers == self.now).sum()) > lanes.size:
+                self.leave()
+            self._advance()
+            self.numbers = numbers.index_fill(0, lanes.positions(level.root).cpu(), self.now)
 
     def _advance(self) -> None:
         self.count += 1
@@ -124,6 +135,10 @@ class SameDraws:
         if level.randomness != "same" or current_graph_task_id() != level.task:
             return
         generator = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)), None)
+        self.history(level, generator).begin(level)
+
+    def history(self, level: LaneLevel, generator: torch.Generator | None) -> _History:
+        """What lanes have drawn from a generator, or from the default ones."""
         key = 0 if generator is None else generator_identity(generator)
         if key not in self.histories:
             if generator is not None:
@@ -132,7 +147,7 @@ class SameDraws:
                     reseat(generator, level.order, start)
                 note_generator(level, generator)
             self.histories[key] = _History(generator)
-        self.histories[key].begin(level)
+        return self.histories[key]
 
     def copy(self) -> "SameDraws":
         """The same, for a function that is to run again from here."""
@@ -161,3 +176,15 @@ class SameDraws:
             # 0: what a generator begins with.
             rows = [own.get(key, torch.zeros((), dtype=torch.int64)) for own in each]
             history.merge(root, pieces, rows)
+
+
+def histories(generator: torch.Generator | None) -> list[tuple[LaneLevel, _History]]:
+    """Each level whose lanes draw the same numbers and may part here, with what they have drawn from a generator."""
+    if generator is not None and generator_identity(generator) == generator_identity(torch.default_generator):
+        generator = None
+    found = {}
+    for call in reversed(machine.boundaries):
+        level = call.level
+        if level.order not in found and level.randomness == "same" and current_graph_task_id() == level.task:
+            found[level.order] = level, call.draws.history(level, generator)
+    return list(found.values())
