@@ -109,11 +109,17 @@ def _begin_stream(generator: torch.Generator | None, key: bytes) -> int:
     """Put a generator, or the default ones, at a state that is a hash of the key; returns its seed."""
     words = hashlib.shake_128(key).digest(8 + 4 * 624)
     seed = int.from_bytes(words[:8], "little") >> 1
-    source = torch.manual_seed(seed) if generator is None else generator.manual_seed(seed)
-    if source.device.type == "cpu":
+    if generator is None:
+        # (`torch.manual_seed` would keep a seed for each device that is not in use yet.)
+        generator = torch.default_generator
+        for module, index, _ in Generators().devices:
+            module.manual_seed(seed) if index is None else module.default_generators[index].manual_seed(seed)
+    generator.manual_seed(seed)
+    if generator.device.type == "cpu":
         # Of a seed, the generator on the CPU takes 32 bits: too few for many chunks.
-        state = source.get_state()
+        state = generator.get_state()
         assert state.numel() == _CPU_BYTES
-        state.view(torch.int64)[_WORDS] = torch.tensor(memoryview(words[8:]).cast("I").tolist())
-        source.set_state(state)
+        drawn = torch.frombuffer(bytearray(words[8:]), dtype=torch.int32)
+        state.view(torch.int64)[_WORDS] = drawn.to(torch.int64) & 0xFFFFFFFF
+        generator.set_state(state)
     return seed
