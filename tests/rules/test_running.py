@@ -305,6 +305,112 @@ def test_other_norms_where_lanes_take_different_branches(f, name, way):
     check(module, lambda m: (vmap(f(m, vmap)), loop(f(m, loop))), x)
 
 
+def by_batch_norm(mean, var):
+    return lambda x: F.batch_norm(x, mean, var, training=True, momentum=0.3)
+
+
+def by_native_batch_norm(mean, var):
+    return lambda x: torch.native_batch_norm(x, None, None, mean, var, True, 0.3, 1e-5)[0]
+
+
+def by_statistics_alone(mean, var):
+    return lambda x: torch.batch_norm_update_stats(x, mean, var, 0.3)[0] + x
+
+
+def by_a_view(mean, var):
+    return lambda x: F.batch_norm(x[..., :2], mean[:2], var[:2], training=True).sum() + x
+
+
+def by_a_vendor(mean, var):
+    def norm(x):
+        # The kernel itself is not there.
+        op = torch.native_batch_norm if type(x) is torch.Tensor else torch.ops.aten.cudnn_batch_norm
+        return op(x, torch.ones(3, dtype=D), None, mean, var, True, 0.3, 1e-5)[0]
+
+    return norm
+
+
+BY = [by_batch_norm, by_native_batch_norm, by_statistics_alone, by_a_view, by_a_vendor]
+
+
+def with_lanes(f, by, around, mapped):
+    """The results of `f`, and statistics [*B, 3] after it has run."""
+
+    def g(x, mean, var):
+        def inner(x):
+            return f(by(mean, var), mapped)(x)
+
+        return (grad(cubes(inner)) if around == "grad inside" else inner)(x), mean * 1, var * 1
+
+    return mapped(mapped(g)) if around == "two deep" else mapped(g)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("around", ["vmap", "grad inside", "two deep", "inference"])
+@pytest.mark.parametrize(
+    ("f", "by"), [*[(f, by_batch_norm) for f in PARTING], *[(before_and_after, by) for by in BY[1:]]]
+)
+def test_statistics_with_lanes_are_updated_in_the_lanes_that_run(f, by, around, way):
+    if around == "grad inside" and by in (by_statistics_alone, by_a_vendor):
+        pytest.skip("these have no derivative outside")
+    lanes = (2, 5) if around == "two deep" else (5,)
+    noise = torch.Generator().manual_seed(8)
+    x = torch.randn(*lanes, *(3,) * (f is in_maps_inside), 4, 3, dtype=D, generator=noise)
+    start = torch.randn(*lanes, 3, dtype=D, generator=noise), torch.rand(*lanes, 3, dtype=D, generator=noise)
+    results = []
+    for mapped in (vmap, loop):
+        mean, var = (t.clone() for t in start)
+        with torch.inference_mode(around == "inference"):
+            results.append((with_lanes(f, by, around, mapped)(x.clone(), mean, var), mean, var))
+    assert_same(*results)
+
+
+def test_statistics_made_inside_are_updated_in_the_lanes_that_run(way):
+    def f(x):
+        mean, var = torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
+        if x.sum() > 0:
+            F.batch_norm(x, mean, var, training=True)
+        torch.batch_norm_update_stats(x * 2, mean, var, 0.1)
+        return mean + var if var.sum() > 3 else mean - var
+
+    x = torch.randn(6, 4, 3, dtype=D, generator=torch.Generator().manual_seed(9))
+    assert_same(vmap(f)(x), loop(f)(x))
+
+
+def test_a_backward_pass_over_statistics_with_lanes(way):
+    def f(x, mean, var):
+        y = F.batch_norm(x, mean, var, training=True)
+        if x.sum() > 0:
+            y = y * F.batch_norm(x * 2, mean, var, training=True)
+        return (y.pow(3) * x).sum()
+
+    results = []
+    for mapped in (vmap, loop):
+        x = torch.randn(6, 4, 3, dtype=D, generator=torch.Generator().manual_seed(10)).requires_grad_()
+        mean, var = torch.zeros(6, 3, dtype=D), torch.ones(6, 3, dtype=D)
+        mapped(f)(x, mean, var).sum().backward()
+        results.append((x.grad, mean, var))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_an_ensemble_whose_members_take_different_branches(momentum, way):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(3, momentum=momentum), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.norm(self.linear(x)) if x.sum() > 0 else self.linear(x)
+
+    nets = [Net().to(D) for _ in range(5)]
+    params, buffers = stack_module_state(nets)
+    x = torch.randn(5, 4, 3, dtype=D, generator=torch.Generator().manual_seed(11))
+    got = vmap(lambda p, b, x: functional_call(nets[0], {**p, **b}, (x,)))(params, buffers, x)
+    assert_same(got, torch.stack([net(row) for net, row in zip(nets, x, strict=True)]))
+    assert_same([*buffers.values()], [*stack_module_state(nets)[1].values()])
+
+
 def test_updates_with_lanes_around_one_without_are_refused():
     module, fixed = nn.BatchNorm1d(3), torch.randn(4, 3)
     with pytest.raises(RuntimeError) as caught:

@@ -25,6 +25,7 @@ from lanewise._core.plane import (
     wrap_unlifted,
     written_arguments,
     written_results,
+    written_statistics,
 )
 from lanewise._core.random import is_random, note_generator
 from lanewise._core.rules import Rule, RuleTable
@@ -245,6 +246,7 @@ class BatchLevel(Level):
         written: list = []
         for position, name in written_arguments(func) if rule.mutates else ():
             map_tensors(written.append, argument(args, kwargs, position, name))
+        written.extend(written_statistics(func, args, kwargs))
 
         def enter(tensor: Tensor) -> Tensor:
             return tensor if self.owns(tensor) or any(tensor is w for w in written) else self.adopt(tensor)
@@ -262,6 +264,11 @@ class BatchLevel(Level):
                 self._keep_written(func, args, kwargs)
             if not rule.raw:
                 self._check_written(func, args, kwargs)
+        elif rule.undeclared and self.journal is not None:
+            for statistic in written_statistics(func, args, kwargs):
+                if self.owns(statistic):
+                    lift(statistic)
+                    keep(self, statistic.value, statistic.home, True)
         if direct and _native._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
             out = rule.run(self, args, kwargs)
         else:
@@ -284,6 +291,8 @@ class BatchLevel(Level):
         if rule.mutates and (own_draws or any(self.mapped(operand) for operand in operands)):
             for position, name in written_arguments(func):
                 map_tensors(lambda t: lift(t) if self.owns(t) else None, argument(args, kwargs, position, name))
+        if rule.undeclared and any(self.mapped(operand) for operand in operands):
+            map_tensors(lambda t: lift(t) if self.owns(t) else None, written_statistics(func, args, kwargs))
         if rule.same_plane:
             return self._compose(rule, func, args, kwargs)
         if rule.raw:

@@ -1,6 +1,7 @@
 """What a function has written to tensors that were there before it ran, so that it can be run again."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -8,13 +9,15 @@ from torch import Tensor
 
 from lanewise._core.lanes import Lanes
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane, detached, tracked
+from lanewise._core.plane import Plane, detached, tracked, versioned
+from lanewise._torch_compat import preserve_version
 from lanewise.errors import TransformError, at_user_line
 
 
-def keep(level: Any, value: Tensor, home: Lanes | None = None) -> None:
+def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool = False) -> None:
     """Before a write to `value` `[n, *S]`, a tensor of the plane below `level`, which keeps a journal.
 
+    A write to a running statistic counts no new version of it, neither does undoing that.
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
@@ -25,6 +28,8 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None) -> None:
     if type(journal) is list:
         journal = level.journal = Journal([given for given in journal if isinstance(given, Tensor)])
     journal.keep(level, value, home)
+    if statistic:
+        journal.statistics.add(memory(value))
 
 
 class Journal:
@@ -35,10 +40,11 @@ class Journal:
             that has the lanes of `base` or more.
         copies: A tensor, its lanes (None: all) and what it held, by the place of its elements, oldest first.
         own: The places of records of the library's own among them, with a row for each lane.
+        statistics: The memory of running statistics.
         again: What is to be done besides, oldest first, where all lanes begin again.
     """
 
-    __slots__ = ("given", "base", "copies", "again", "own", "_views")
+    __slots__ = ("given", "base", "copies", "again", "own", "statistics", "_views")
 
     def __init__(self, given: list[Tensor] | None, base: Lanes | None = None) -> None:
         self.given = given
@@ -46,6 +52,7 @@ class Journal:
         self.copies: dict[tuple, tuple[Tensor, Lanes | None, Tensor]] = {}
         self.again: dict[Any, Callable[[], None]] = {}
         self.own: set[tuple] = set()
+        self.statistics: set[int] = set()
         self._views: dict[int, list[Tensor]] | None = None
 
     def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
@@ -82,6 +89,7 @@ class Journal:
         for key, undo in self.again.items():
             other.again.setdefault(key, undo)
         other.own |= self.own
+        other.statistics |= self.statistics
         for place, (value, home, copy) in self.copies.items():
             if given is not None and place[0] not in given and place not in self.own:
                 continue
@@ -105,14 +113,15 @@ class Journal:
                         "x = x.clone()  # first thing in the function",
                     )
                 )
-            if rows is None or home is None or self.base is None:
-                level.below(_restore, value, copy)
-            elif home is self.base:
-                level.below(_restore_rows, value, copy, rows)
-            else:
-                with on_plane(None):
-                    places = self.base.positions(home).index_select(0, rows)
-                level.below(_restore_rows, value, copy, places)
+            with preserve_version(*versioned(value)) if memory(value) in self.statistics else nullcontext():
+                if rows is None or home is None or self.base is None:
+                    level.below(_restore, value, copy)
+                elif home is self.base:
+                    level.below(_restore_rows, value, copy, rows)
+                else:
+                    with on_plane(None):
+                        places = self.base.positions(home).index_select(0, rows)
+                    level.below(_restore_rows, value, copy, places)
 
 
 def memory(value: Tensor) -> int:

@@ -1,7 +1,7 @@
 """The batch plane while lanes part: every value knows its lanes, and an operation runs on those that are running."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from lanewise._core.plane import (
     replace_tensors,
     sync,
     tensors_of,
+    versioned,
     written_arguments,
+    written_statistics,
 )
 from lanewise._core.random import is_random
 from lanewise._core.rows import (
@@ -42,6 +44,7 @@ from lanewise._torch_compat import (
     include_key,
     is_grad_enabled,
     make_wrapper,
+    preserve_version,
 )
 from lanewise.errors import TransformError, at_user_line
 
@@ -326,10 +329,11 @@ class LaneLevel(BatchLevel):
                     self.lanes = running
         if is_random(func) and (base := self._drawing_base(args, kwargs)) is not running:
             return self._draw(base, func, args, kwargs)
-        if not func._schema.is_mutable:
+        statistics = written_statistics(func, args, kwargs)
+        if not func._schema.is_mutable and not statistics:
             args, kwargs = replace_tensors(self.here, args, kwargs)
             return self._run_here(func, args, kwargs, [self.here(operand) for operand in operands])
-        return self._write(func, args, kwargs, operands)
+        return self._write(func, args, kwargs, operands, statistics)
 
     def check_write_above(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> None:
         """Before a write on a plane above, whose graph cannot hold that some lanes were written and others not."""
@@ -344,25 +348,31 @@ class LaneLevel(BatchLevel):
             for position, name in written_arguments(func):
                 map_tensors(check, argument(args, kwargs, position, name))
 
-    def _write(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
-        """A write to the lanes that run, of a tensor that has more."""
-        written: list[Tensor] = []
+    def _write(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor], statistics: list[Tensor]) -> Any:
+        """A write to the lanes that run, of a tensor that has more.
+
+        Running statistics are no part of a graph, and a write to them counts no new version.
+        """
+        written: list[Tensor] = [*statistics]
         for position, name in written_arguments(func):
             map_tensors(written.append, argument(args, kwargs, position, name))
         stands: dict[int, Tensor] = {}
         for tensor in written:
             if type(tensor) is BatchTensor and tensor.level is not self and self.covers(tensor.level):
+                if statistics:
+                    raise Restart(self, structured=True, flat=False)
                 raise captured_write(func, written_arguments(func)[0][1], tensor)
             if not self.owns(tensor) or tensor.home is self._lanes:
                 continue
-            if machine.level is self and is_grad_enabled() and any(recorded(operand) for operand in operands):
+            recording = not statistics and machine.level is self and is_grad_enabled()
+            if recording and any(recorded(operand) for operand in operands):
                 # The graph of this plane cannot hold that some lanes were written and others not.
                 raise Restart(self)
             lift(tensor)
             if self._partial(tensor):
                 self._widen(tensor)
             if self.journal is not None:
-                keep(self, tensor.value, tensor.home)
+                keep(self, tensor.value, tensor.home, bool(statistics))
             if tensor.home is self._lanes:
                 continue
             stand = self.here(tensor)
@@ -382,7 +392,9 @@ class LaneLevel(BatchLevel):
             stand: Any = stands.get(id(tensor))
             if stand is not None:
                 target: Any = tensor
-                self.below(put_rows, target.value, self._lanes.places(target.home), stand.value)
+                with preserve_version(*versioned(target)) if statistics else nullcontext():
+                    self.below(put_rows, target.value, self._lanes.places(target.home), stand.value)
+                self.writes += 1
         back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}
         return map_tensors(lambda t: back.get(id(t), t), out)
 

@@ -21,6 +21,8 @@ from lanewise._torch_compat import (
 )
 from lanewise.errors import CapturedWriteError, EscapedTensorError, at_user_line
 
+aten = torch.ops.aten
+
 _NO_KWARGS: dict[str, Any] = {}
 _own_requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
@@ -286,6 +288,42 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
         for i, arg in enumerate(func._schema.arguments)
         if arg.alias_info is not None and arg.alias_info.is_write
     )
+
+
+# Running statistics that operations write to, though their schemas do not say so: the places of the arguments, and of
+# the one that tells whether it is done.
+STATISTICS: dict[Any, tuple[tuple[int, int], int | None]] = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.batch_norm.default: ((3, 4), 5),  # in inference mode, compositions come as they are
+    aten._batch_norm_impl_index.default: ((3, 4), 5),
+    aten.instance_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+    aten.batch_norm_update_stats.default: ((1, 2), None),
+    aten.batch_norm_gather_stats.default: ((3, 4), None),
+    aten.batch_norm_gather_stats_with_counts.default: ((3, 4), None),
+}
+
+
+def written_statistics(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The running statistics that an operation writes to, though its schema does not say so."""
+    found = STATISTICS.get(func)
+    if found is None:
+        return []
+    places, flag = found
+    names = [arg.name for arg in func._schema.arguments]
+    if flag is not None and not argument(args, kwargs, flag, names[flag]):
+        return []
+    given = [argument(args, kwargs, place, names[place]) for place in places]
+    return [statistic for statistic in given if statistic is not None]
+
+
+def versioned(tensor: Tensor) -> list[Tensor]:
+    """A tensor and those below it that count their versions."""
+    chain = [tensor]
+    while isinstance(chain[-1], Plane):
+        chain.append(chain[-1].value)
+    return [each for each in chain if not each.is_inference()]
 
 
 def argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lanewise._core.plane import STATISTICS
 from lanewise._core.random import is_random
 from lanewise._torch_compat import OpOverload, has_kernel_for_key
 
@@ -21,11 +22,12 @@ class Rule:
             operations need version counters and view tracking; so do operations without an autograd kernel).
         raw: The rule returns finished results of this plane; nothing is wrapped.
         mutates: The operation writes to an operand.
+        undeclared: It may write to running statistics, though its schema does not say so.
         plain: Nothing more is to be known: the rule runs below on operands given one by one, its results are wrapped.
         single: Plain, and the first argument is the only tensor operand.
     """
 
-    __slots__ = ("run", "family", "where", "same_plane", "guarded", "raw", "mutates", "plain", "single")
+    __slots__ = ("run", "family", "where", "same_plane", "guarded", "raw", "mutates", "undeclared", "plain", "single")
 
     def __init__(
         self,
@@ -43,10 +45,11 @@ class Rule:
         self.same_plane = same_plane
         self.raw = raw
         self.mutates = op._schema.is_mutable
+        self.undeclared = op in STATISTICS
         self.guarded = guarded or self.mutates or op.is_view or not has_kernel_for_key(op.name(), "Autograd")
         kinds = [str(argument.type) for argument in op._schema.arguments]
         self.plain = (
-            not (self.mutates or raw or same_plane)
+            not (self.mutates or self.undeclared or raw or same_plane)
             and kinds[0] == "Tensor"
             and not any("Tensor" in kind and kind.startswith("List") for kind in kinds)
             and not is_random(op)

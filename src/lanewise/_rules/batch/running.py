@@ -16,7 +16,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
 from lanewise._core.factories import route, unrouted
 from lanewise._core.level import Level, current_level
-from lanewise._core.plane import Plane, detached
+from lanewise._core.plane import Plane, detached, versioned
 from lanewise._rules.batch.updates import (
     Entry,
     Update,
@@ -129,10 +129,7 @@ def _write(statistic: Tensor, before: Tensor, update: Update) -> None:
 
     A backward pass that saved the statistics, which it does not read, would refuse them.
     """
-    chain = [statistic]
-    while isinstance(chain[-1], Plane):
-        chain.append(chain[-1].value)
-    with torch.no_grad(), preserve_version(*chain):
+    with torch.no_grad(), preserve_version(*versioned(statistic)):
         statistic.copy_(wide(before) * update.weight + wide(update.new))
 
 
