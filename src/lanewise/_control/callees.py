@@ -261,6 +261,8 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
     parts = Parts(
         (func, getattr(func, "__self__", None), *(getattr(func, "__closure__", None) or ()), *args, *kwargs.values())
     )
+    if parts.before is None:
+        raise Restart(level)
     runs: list[None] = []
     try:
         return boundary(level, functools.partial(_counted, runs, func, *args, **kwargs), _joined)
@@ -268,6 +270,7 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
         # Each run has changed what the others did, or they may fail for that.
         kind = sys.exc_info()[0]
         if (waited or len(runs) > 1) and (kind is None or issubclass(kind, Exception)) and parts.changed():
+            parts.begin_again()
             raise Restart(level) from None
 
 

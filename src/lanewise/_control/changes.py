@@ -1,8 +1,9 @@
 """Objects that are changed while some lanes wait: only what the running lanes have made is theirs to change."""
 
+import operator
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lanewise._control.numbers import LaneNumber
-from lanewise._core.lanes import Restart, machine
+from lanewise._core.lanes import BeginAgain, Disagreement, Restart, machine
+from lanewise.errors import TransformError, at_user_line
 
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
 
@@ -82,24 +84,51 @@ _ATOMS = (*_DATA, type, types.ModuleType, types.CodeType, types.FunctionType, ty
 _MOST = 20_000
 
 
+class _Unset:
+    """In place of what a slot or a cell holds that was not set."""
+
+
 class Parts:
-    """What objects hold, at any depth, to be compared with what they hold later.
+    """What objects hold, at any depth, to be compared with what they hold later, and to be put back.
 
     Objects that the running lanes have made are left out.
+
+    Attributes:
+        things: The objects.
+        before: Each object below them, how many entries it has, and its parts. None: they are too many.
     """
 
-    __slots__ = ("things", "before", "kept")
+    __slots__ = ("things", "before")
 
     def __init__(self, things: Any) -> None:
         self.things = [thing for thing in things if not isinstance(thing, _ATOMS) and not _is_own(thing)]
-        self.kept: list[list] = []  # the id of an object is its own as long as it lives
-        self.before = self._look()
+        self.before = self._look()  # the id of an object is its own as long as it lives
 
     def changed(self) -> bool:
-        """Whether they hold something else by now, or are too many to tell."""
-        return bool(self.things) and (self.before is None or self.before != self._look())
+        """Whether they hold something else by now."""
+        return bool(self.things) and not self._as_before()
 
-    def _look(self) -> list | None:
+    def begin_again(self) -> None:
+        """Put back what they held, for all lanes to run as written."""
+        try:
+            for thing, size, parts in self.before or ():
+                _put_back(thing, size, parts)
+            cause = None
+        except Exception as error:
+            cause = error
+        if cause is not None or not self._as_before():
+            raise _not_put_back(self.things) from cause
+
+    def _as_before(self) -> bool:
+        now = self._look()
+        if self.before is None or now is None or len(now) != len(self.before):
+            return False
+        for (thing, _, parts), (other, _, others) in zip(self.before, now, strict=True):
+            if thing is not other or not _same(parts, others):
+                return False
+        return True
+
+    def _look(self) -> list[tuple[Any, int, list]] | None:
         found = []
         seen: set[int] = set()
         pending = list(self.things)
@@ -110,28 +139,42 @@ class Parts:
             seen.add(id(thing))
             if len(seen) > _MOST:
                 return None
-            parts = _parts(thing)
-            self.kept.append(parts)
-            found.append((id(thing), [id(part) for part in parts]))
+            entries = _entries(thing)
+            parts = entries + _attributes(thing)
+            found.append((thing, len(entries), parts))
             pending.extend(parts)
         return found
 
 
-def _parts(thing: Any) -> list:
-    parts: list[Any] = []
+def _entries(thing: Any) -> list:
+    """What a container holds, whatever methods of its own it has for that: keys and then values of a dict."""
+    kind: Any
     if isinstance(thing, dict):
-        parts.extend(thing.keys())
-        parts.extend(thing.values())
-    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-        parts.extend(thing)
-    for base in type(thing).__mro__:
-        names = base.__dict__.get("__slots__", ())
-        parts.extend(getattr(thing, name, None) for name in ((names,) if isinstance(names, str) else names))
+        kind = _plain(thing)
+        return [*kind.keys(thing), *kind.values(thing)]
+    for kind in (list, tuple, deque):
+        if isinstance(thing, kind):
+            return [*kind.__iter__(thing)]
+    for kind in (set, frozenset):
+        if isinstance(thing, kind):
+            return sorted(kind.__iter__(thing), key=id)
+    return []
+
+
+def _plain(thing: dict) -> Any:
+    """The type whose methods know the order of a dict."""
+    return OrderedDict if isinstance(thing, OrderedDict) else dict
+
+
+def _attributes(thing: Any) -> list:
+    """The type of an object, what its slots and its cell hold, the names of its attributes and then their values."""
+    parts = [type(thing)]
+    parts += [_held(slot, thing) for slot in _slots(type(thing))]
     if type(thing) is types.CellType:
         try:
             parts.append(thing.cell_contents)
         except ValueError:
-            pass
+            parts.append(_Unset)
     attributes = getattr(thing, "__dict__", None)
     if type(attributes) is dict:
         parts.extend(attributes.keys())
@@ -139,19 +182,100 @@ def _parts(thing: Any) -> list:
     return parts
 
 
+def _slots(kind: type) -> list[types.MemberDescriptorType]:
+    found = []
+    for base in kind.__mro__:
+        if "__slots__" in base.__dict__:
+            found += [slot for slot in base.__dict__.values() if type(slot) is types.MemberDescriptorType]
+    return found
+
+
+def _held(slot: types.MemberDescriptorType, thing: Any) -> Any:
+    try:
+        return slot.__get__(thing)
+    except AttributeError:
+        return _Unset
+
+
+def _put_back(thing: Any, size: int, parts: list) -> None:
+    """Make an object hold what it held, whatever methods of its own it has for that."""
+    entries, kind, rest = parts[:size], parts[size], parts[size + 1 :]
+    if isinstance(thing, (list, set, dict, deque)) and not _same(_entries(thing), entries):
+        if isinstance(thing, dict):
+            plain = _plain(thing)
+            plain.clear(thing)
+            for key, value in zip(entries[: size // 2], entries[size // 2 :], strict=True):
+                plain.__setitem__(thing, key, value)
+        elif isinstance(thing, list):
+            list.__setitem__(thing, slice(None), entries)
+        elif isinstance(thing, set):
+            set.clear(thing)
+            set.update(thing, entries)
+        else:
+            deque.clear(thing)
+            deque.extend(thing, entries)
+    if _same(_attributes(thing), parts[size:]):
+        return
+    if type(thing) is not kind:
+        thing.__class__ = kind
+    slots = _slots(kind)
+    for slot, value in zip(slots, rest, strict=False):
+        if _held(slot, thing) is value:
+            continue
+        if value is _Unset:
+            slot.__delete__(thing)
+        else:
+            slot.__set__(thing, value)
+    rest = rest[len(slots) :]
+    if type(thing) is types.CellType:
+        if rest[0] is _Unset:
+            del thing.cell_contents
+        else:
+            thing.cell_contents = rest[0]
+        return
+    attributes = getattr(thing, "__dict__", None)
+    if type(attributes) is dict:
+        half = len(rest) // 2
+        attributes.clear()
+        attributes.update(zip(rest[:half], rest[half:], strict=True))
+
+
+def _same(parts: list, others: list) -> bool:
+    return len(parts) == len(others) and all(map(operator.is_, parts, others))
+
+
+def _not_put_back(things: list) -> TransformError:
+    kinds = ", ".join(sorted({type(thing).__name__ for thing in things}))
+    return TransformError(
+        at_user_line(
+            f"vmap: called code changed an object on the way of some lanes ({kinds}, or what they hold), and what it "
+            "held before cannot be put back for all lanes to run as written",
+            "change the object before the branch, or outside the mapped function\n"
+            "thing = copy.deepcopy(thing)  # inside the function, in the branch: the running lanes' own",
+        )
+    )
+
+
 def watched(func: Callable, owner: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of a library, while lanes wait: where it changes an object, all have to run as written."""
     if not narrowed():
         return func(*args, **kwargs)
+    level = machine.level
     parts = Parts((owner, *args, *kwargs.values()))
+    if parts.before is None:
+        raise Restart(level)
     try:
         out = func(*args, **kwargs)
-    except Exception:
-        if parts.changed():
-            raise Restart(machine.level) from None
-        raise
+    except (Exception, Disagreement, Restart, BeginAgain) as error:
+        if not parts.changed():
+            raise
+        parts.begin_again()
+        if not isinstance(error, Exception):
+            raise
+        raise Restart(level) from None
     if parts.changed():
-        raise Restart(machine.level)
+        parts.begin_again()
+        raise Restart(level)
     return out
 
 

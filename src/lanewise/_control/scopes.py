@@ -13,7 +13,7 @@ PREFIX = "_lw"
 MUTATING = frozenset(
     "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
     "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
-    "writelines".split()
+    "writelines move_to_end".split()
 )
 
 
