@@ -1,6 +1,7 @@
 """Operators and methods that answer without the dispatcher: the same results, and not where somebody looks on."""
 
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def test_operators_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -
 
 def test_torchs_own_forward_mode_inside() -> None:
     def pushed(f):
-        def g(x: Tensor) -> Tensor:
+        def g(x: Tensor) -> Any:
             with forward_ad.dual_level():
                 dual = forward_ad.make_dual(x, torch.ones_like(x))
                 return forward_ad.unpack_dual(f(dual)).tangent
