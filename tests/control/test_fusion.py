@@ -254,6 +254,11 @@ def test_operations_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "_below", counted)
     vmap(newton)(XS.abs())
     assert len(calls) > 4
+    passes: list[None] = []
+    by_parts = fusion._by_parts
+    monkeypatch.setattr(fusion, "_by_parts", lambda *args: passes.append(None) or by_parts(*args))
+    vmap(grad(newton))(XS.abs())
+    assert len(passes) > 2
     before = len(calls)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         vmap(grad(newton))(XS.abs())

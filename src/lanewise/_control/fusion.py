@@ -56,7 +56,7 @@ def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *
                     if out.dim() == rank:
                         if not out.requires_grad:
                             return level.wrap(out)
-                        return apply_plainly(_Expression, level, apart or run, out, leaves, *operands)
+                        return apply_plainly(_Expression, level, apart or run, (out, leaves), *operands)
                 except FAILURES:
                     del machine.raised[known:]
     return (apart or run)(*operands)
@@ -146,12 +146,14 @@ class _Expression(Function):
     """An expression on the plane of its operands, recorded there as one operation; plain torch records its parts."""
 
     @staticmethod
-    def forward(ctx: Any, level: LaneLevel, apart: Callable, out: Tensor, leaves: list, *operands: Any) -> Any:  # type: ignore[override]
-        ctx.level, ctx.lanes, ctx.apart, ctx.out, ctx.leaves = level, level.lanes, apart, out, leaves
+    def forward(ctx: Any, level: LaneLevel, apart: Callable, parts: tuple, *operands: Any) -> Any:  # type: ignore[override]
+        ctx.level, ctx.lanes, ctx.apart = level, level.lanes, apart
+        # In a tuple, where autograd does not see that plain torch has recorded it.
+        ctx.out, ctx.leaves = parts
         ctx.others = [None if isinstance(operand, Tensor) else operand for operand in operands]
         ctx.save_for_backward(*[operand for operand in operands if isinstance(operand, Tensor)])
         with on_plane(None):
-            shown = out.detach()
+            shown = ctx.out.detach()
         return level.wrap(shown)
 
     @staticmethod
@@ -165,7 +167,7 @@ class _Expression(Function):
             and not is_grad_enabled()
             and inert(cotangent.value)
         ):
-            return None, None, None, None, *_by_parts(ctx, cotangent)
+            return None, None, None, *_by_parts(ctx, cotangent)
         tensors = ctx.saved_tensors
 
         def formula(*tensors: Tensor) -> tuple:
@@ -174,7 +176,7 @@ class _Expression(Function):
 
         with level.lanes_of_all([cotangent]):
             parts = iter(pulled(formula, tensors, (cotangent,)))
-        return None, None, None, None, *[next(parts) if other is None else None for other in ctx.others]
+        return None, None, None, *[next(parts) if other is None else None for other in ctx.others]
 
 
 def _by_parts(ctx: Any, cotangent: BatchTensor) -> list[Any]:
