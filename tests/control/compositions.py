@@ -103,3 +103,10 @@ def by_vmap_second(f, xs, ks):
 
 COMPOSITIONS = [by_vmap, by_vmap_grad, by_grad_vmap, by_autograd, by_jvp_vmap, by_vmap_jvp, by_vmap_vmap]
 SECOND = [by_vmap_grad_vmap, by_vmap_second]
+
+
+def check_as_the_loop(program, composition):
+    """Values and dtypes under a composition are those of the loop."""
+    got, want = composition(program, *examples())
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)

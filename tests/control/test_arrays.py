@@ -9,7 +9,7 @@ import torch
 
 from lanewise import errors, vmap
 from lanewise._core import arrays
-from tests.control.compositions import COMPOSITIONS, SECOND, examples
+from tests.control.compositions import COMPOSITIONS, SECOND, check_as_the_loop
 
 XS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [1.0, 2.0]])
 
@@ -61,9 +61,7 @@ PROGRAMS = [and_back, by_function, by_ufunc, by_number, by_index, by_branch, in_
 @pytest.mark.parametrize("composition", COMPOSITIONS + SECOND, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_as_the_loop(program, composition):
-    got, want = composition(program, *examples())
-    assert got.dtype == want.dtype
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    check_as_the_loop(program, composition)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool])

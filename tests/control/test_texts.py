@@ -11,7 +11,7 @@ import torch
 
 from lanewise import jacrev, vmap
 from lanewise._control import texts
-from tests.control.compositions import COMPOSITIONS, SECOND, examples
+from tests.control.compositions import COMPOSITIONS, SECOND, check_as_the_loop
 
 XS = torch.tensor([1.0, 2.04, 2.01, -3.0])
 
@@ -124,9 +124,7 @@ PROGRAMS = [value for name, value in list(globals().items()) if name.startswith(
 @pytest.mark.parametrize("composition", COMPOSITIONS + SECOND, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_as_the_loop(program, composition):
-    got, want = composition(program, *examples())
-    assert got.dtype == want.dtype
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    check_as_the_loop(program, composition)
 
 
 def count_runs(f, xs=XS):

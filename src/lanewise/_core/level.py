@@ -50,7 +50,7 @@ class _Stack(threading.local):
         self.here: Level | None = None
 
 
-_stack = standing = _Stack()
+standing = _Stack()
 
 
 class _Names:
@@ -145,14 +145,14 @@ class Level:
         self.closing: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
-        levels = _stack.levels
+        levels = standing.levels
         if not levels:
             _names.open()
         levels.append(self)
-        self._before = _stack.here
+        self._before = standing.here
         self.modes = dispatch_mode_count()
         self._aside = set_modes_aside() if self.modes else None
-        _stack.here = self
+        standing.here = self
         self._inside = tls_is_included(FACTORY_KEY)
         include_key(FACTORY_KEY, True)
         self._outside = tls_is_included(OUTSIDE_KEY)
@@ -160,14 +160,14 @@ class Level:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        levels = _stack.levels
+        levels = standing.levels
         if self.closing:
             for close in self.closing:
                 self.below(close)
         self.alive = False
         self.lanes = ENDED
         levels.remove(self)
-        _stack.here = self._before
+        standing.here = self._before
         if self._aside:
             bring_modes_back(self._aside)
         include_key(FACTORY_KEY, self._inside)
@@ -190,15 +190,15 @@ class Level:
         if want == now and self.parent is None:
             with ForceDispatchKeyGuard(self.include, self.exclude):
                 return run(*args)
-        here = _stack.here
-        _stack.here = self.parent
+        here = standing.here
+        standing.here = self.parent
         set_grad_enabled(want)
         try:
             with ForceDispatchKeyGuard(self.include, self.exclude):
                 return run(*args)
         finally:
             set_grad_enabled(now)
-            _stack.here = here
+            standing.here = here
 
     def interpret(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
@@ -267,12 +267,7 @@ def _traced() -> TransformError:
 
 def live_levels() -> list[Level]:
     """The levels open on this thread, outermost first."""
-    return list(_stack.levels)
-
-
-def standing_level() -> Level | None:
-    """As `current_level`, where an operation is known to come from the plane of a level."""
-    return _stack.here
+    return list(standing.levels)
 
 
 def current_level() -> Level | None:
@@ -281,7 +276,7 @@ def current_level() -> Level | None:
     Below the outermost level the factory key is off; `here` is left as it was, which saves time. The code of a dispatch
     mode around the transform runs where it was entered.
     """
-    here = _stack.here
+    here = standing.here
     if here is None or not tls_is_included(FACTORY_KEY) or (here.modes and dispatch_mode_count() < here.modes):
         return None
     return here
@@ -299,7 +294,7 @@ class pin_grad_mode:
         self.outer = outer
 
     def __enter__(self) -> None:
-        self.saved = [(level, level.pinned) for level in _stack.levels]
+        self.saved = [(level, level.pinned) for level in standing.levels]
         for level, pinned in self.saved:
             level.pinned = (level.grad_mode and self.outer) if pinned is None else pinned
 
@@ -317,8 +312,8 @@ class on_plane:
         self.level = level
 
     def __enter__(self) -> None:
-        self.saved = _stack.here
-        _stack.here = self.level
+        self.saved = standing.here
+        standing.here = self.level
         self.factory = self.outside = False
         if self.level is None:
             # In plain torch, no operation need pass the Python kernels that look for a level.
@@ -334,7 +329,7 @@ class on_plane:
             include_key(FACTORY_KEY, True)
         if self.outside:
             include_key(OUTSIDE_KEY, True)
-        _stack.here = self.saved
+        standing.here = self.saved
 
 
 class record_as_outside:
@@ -352,7 +347,7 @@ class record_as_outside:
     def __enter__(self) -> bool:
         self.mode = is_grad_enabled()
         self.saved = []
-        for level in reversed(_stack.levels):
+        for level in reversed(standing.levels):
             if level.pinned is False and not self.never:
                 break  # nothing records here, so grad mode says nothing about the planes further down
             if level.pinned:
