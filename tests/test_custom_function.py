@@ -865,3 +865,25 @@ def test_no_reference_is_left():
 
 def test_lanewise_is_the_package_under_test():
     assert lanewise.vmap is vmap
+
+
+class _KeepsVariable(torch.autograd.Function):
+    """Has an attribute of the name that the nodes of leaves have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.variable = x
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, cotangent):  # type: ignore[override]
+        return cotangent * ctx.variable
+
+
+def test_an_attribute_named_as_that_of_leaves():
+    x = torch.tensor([1.0, 2.0])
+    gradient = lanewise.grad(lambda x: _KeepsVariable.apply(x).sum())(x)
+    assert torch.equal(gradient, x)
+    assert not gradient.requires_grad
+    inside = lanewise.vmap(lambda x: torch.autograd.grad(_KeepsVariable.apply(x.requires_grad_()), x)[0])(x.clone())
+    assert torch.equal(inside, x)

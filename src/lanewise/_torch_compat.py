@@ -142,6 +142,10 @@ def node_number(node: Any) -> int:
     return node._sequence_nr()
 
 
+# The class of the nodes that add to the `.grad` of a leaf. Without it: the node of any leaf's graph shows it.
+AccumulateGrad = torch._C._functions.AccumulateGrad
+
+
 # True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 

@@ -22,6 +22,7 @@ from lanewise._core.lanes import Lanes, OperationFailed, Target, machine
 from lanewise._core.level import current_level
 from lanewise._core.plane import Plane, at_home, escaped, recorded, sync, tracked
 from lanewise._torch_compat import (
+    AccumulateGrad,
     apply_plainly,
     current_graph_task_id,
     enter_engine_through,
@@ -146,7 +147,7 @@ def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
     seen = set(stack)
     while stack:
         node = stack.pop()
-        if hasattr(node, "variable"):
+        if type(node) is AccumulateGrad:
             found.append(node)
         for following, _ in node.next_functions:
             if following is not None and following not in seen:

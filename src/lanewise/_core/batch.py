@@ -111,8 +111,11 @@ class BatchLevel(Level):
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
-    __slots__ = ("size", "randomness", "total", "start", "journal", "drawn", "streams", "restartable", "all_lanes")
+    __slots__ = ("size", "randomness", "total", "start", "journal", "restartable")
     task = -1
+    drawn: Any = None
+    streams: Any = None
+    all_lanes: Any = None
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -121,10 +124,7 @@ class BatchLevel(Level):
         self.total = size if total is None else total
         self.start = start
         self.journal: Any = None
-        self.drawn: Any = None
-        self.streams: Any = None
         self.restartable = False
-        self.all_lanes: Any = None
 
     def __repr__(self) -> str:
         return f"vmap level {self.order} with {self.size} lanes"

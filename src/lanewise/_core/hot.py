@@ -252,6 +252,34 @@ def choice_path(call: Callable) -> Callable:
     return run
 
 
+def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
+    """`call(x, y)` for two operands with lanes, of `rank` dims in each lane, one dtype and one shape, else `otherwise`.
+
+    Of floating point: sums of others have a dtype of their own.
+    """
+    rank += 1
+
+    def run(args: Any, kwargs: dict) -> Any:
+        x, y = args
+        if type(x) is BatchTensor and x.mapped and type(y) is BatchTensor and y.mapped and x.level is y.level:
+            level = x.level
+            value, other = x.value, y.value
+            if (
+                x.home is level.lanes
+                and y.home is x.home
+                and value.dtype is other.dtype
+                and value.dim() == rank
+                and value.shape == other.shape
+                and value.is_floating_point()
+            ):
+                if level.parent is None and inert(value) and inert(other):
+                    return level.wrap(call(value, other))
+                return level.wrap(level.below(call, value, other))
+        return otherwise(args, kwargs)
+
+    return run
+
+
 def write_path(call: Callable) -> Callable:
     """A pointwise operation in place, of one or two operands; version counters need the state of the plane below."""
 

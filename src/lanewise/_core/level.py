@@ -21,6 +21,7 @@ from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
     dispatch_mode_count,
     include_key,
+    is_any_autocast_enabled,
     is_grad_enabled,
     jit_tracing_state,
     never_compile,
@@ -116,22 +117,25 @@ class Level:
         "parent",
         "alive",
         "lanes",
-        "directions",
         "modes",
-        "closing",
         "_before",
         "_aside",
         "_inside",
         "_outside",
         "__weakref__",
+        "__dict__",  # for what few levels change; the others do not pay for setting it
     )
+    directions = False
+    closing: list[Callable[[], None]] | None = None
 
     def __init__(self) -> None:
         if jit_tracing_state() is not None:
             raise _traced()
         self.order = next(_order)
         self.include = tls_include_set()
-        self.exclude = tls_exclude_set() | AUTOCAST_KEYS
+        self.exclude = tls_exclude_set()
+        if is_any_autocast_enabled():
+            self.exclude = self.exclude | AUTOCAST_KEYS
         self.grad_mode = is_grad_enabled()
         self.begun = next_node_number()
         self.pinned: bool | None = None
@@ -141,8 +145,6 @@ class Level:
             self.include = self.include - INSIDE_KEY_SET
         self.alive = True
         self.lanes: Any = None
-        self.directions = False
-        self.closing: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
         levels = standing.levels

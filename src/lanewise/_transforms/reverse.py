@@ -1,7 +1,7 @@
 """`grad`, `vjp` and their kin: torch.autograd, run on the plane that the transform finds itself on."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,14 @@ from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.trees import LEAF, flatten, unflatten
-from lanewise._torch_compat import forward_level, is_grad_enabled, peer_engine_active, run_backward, set_grad_enabled
+from lanewise._torch_compat import (
+    AccumulateGrad,
+    forward_level,
+    is_grad_enabled,
+    peer_engine_active,
+    run_backward,
+    set_grad_enabled,
+)
 from lanewise._transforms.arguments import (
     Site,
     check_argnums,
@@ -96,15 +103,20 @@ def pull_back(
     retain_graph: bool = False,
 ) -> list[Tensor]:
     """Gradients of `outputs` with respect to `inputs`; zeros where an input was not used."""
-    live = [i for i, out in enumerate(outputs) if recorded(out)]
-    if not live:
+    roots: tuple = ()
+    seeds: tuple = ()
+    for out, cotangent in zip(outputs, cotangents):
+        if recorded(out):
+            roots += (out,)
+            seeds += (cotangent,)
+    if not roots:
         return [torch.zeros_like(x) for x in inputs]
     # Some of torch's formulas (solve, det) take a way that cannot be differentiated again where grad mode is off.
-    for_outside = not create_graph and any(differentiated_outside(outputs[i]) for i in live)
+    for_outside = not create_graph and differentiated_outside(roots)
     with pin_grad_mode(outer):
         grads = run_backward(
-            tuple([outputs[i] for i in live]),
-            tuple([cotangents[i] for i in live]),
+            roots,
+            seeds,
             retain_graph or create_graph,
             create_graph or for_outside,
             tuple(inputs),
@@ -116,16 +128,17 @@ def pull_back(
     return [torch.zeros_like(x) if g is None else completed(g) for g, x in zip(grads, inputs, strict=True)]
 
 
-def differentiated_outside(x: Tensor) -> bool:
+def differentiated_outside(outputs: Sequence[Tensor]) -> bool:
     """Whether a tensor of this plane carries a tangent, or a history or tangents on a plane below."""
     if forward_level() >= 0:
         return True
-    while isinstance(x, Plane):
-        if getattr(x, "tangent", None) is not None:
-            return True
-        x = x.value
-        if recorded(x):
-            return True
+    for x in outputs:
+        while isinstance(x, Plane):
+            if getattr(x, "tangent", None) is not None:
+                return True
+            x = x.value
+            if recorded(x):
+                return True
     return False
 
 
@@ -142,15 +155,18 @@ def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
 
     An input that is not a leaf has a history of its own. Otherwise the recorded graph is walked to its leaves.
     """
-    if not all(x.is_leaf for x in inputs):
-        return True
+    for x in inputs:
+        if not x.is_leaf:
+            return True
     stack = [out.grad_fn for out in outputs if out.grad_fn is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None and not any(variable is x for x in inputs):
-            return True
+        if type(node) is AccumulateGrad:
+            variable = node.variable  # type: ignore[attr-defined]
+            if not any(variable is x for x in inputs):
+                return True
+            continue
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -285,6 +301,14 @@ def differentiate(
         return result, ((value, aux) if has_aux else value)
 
 
+def tensors_only(values: tuple) -> bool:
+    """Whether all are tensors."""
+    for value in values:
+        if not isinstance(value, Tensor):
+            return False
+    return True
+
+
 def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
     """Values that leave the transform: detached on this plane unless they have history of their own outside.
 
@@ -342,9 +366,10 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
     with Recording() as recording:
         outer = recording.outer
         site = ("vjp", func, primals, {}, None)
-        leaves, spec = flatten(primals)
+        # A tuple of tensors, the commonest case, is not taken apart.
+        leaves, spec = (list(primals), None) if tensors_only(primals) else flatten(primals)
         inputs = track(leaves, outer, site)
-        out = func(*unflatten(list(inputs), spec))
+        out = func(*inputs) if spec is None else func(*unflatten(list(inputs), spec))
         value, aux = split_aux(site, out, has_aux)
     outputs, out_spec = flatten(value)
     check_outputs(site, value, outputs)
@@ -368,7 +393,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
             grads = pull_back(outputs, inputs, ct_leaves, inner.outer, create_graph=record, retain_graph=retain_graph)
             if create_graph is None:
                 grads = [free_below(g, inputs) for g in grads]
-        return unflatten(grads, spec)
+        return tuple(grads) if spec is None else unflatten(grads, spec)
 
     # Which outputs somebody outside may differentiate: asked once, for what is shown and for each pull.
     kept = [recorded(out) and needs_graph([out], inputs) for out in outputs] if outer else []

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import choice_path, inert, operands_path, pointwise_path, route, single_path, write_path
+from lanewise._core.hot import (
+    choice_path,
+    inert,
+    operands_path,
+    paired_path,
+    pointwise_path,
+    route,
+    single_path,
+    write_path,
+)
 from lanewise._core.journal import keep
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
@@ -44,6 +53,8 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
             route(op, _wide_path(op, short))
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
+        elif op is aten.dot.default:
+            route(op, paired_path(torch.linalg.vecdot, 1, operands_path(rule)))
         elif rule.single:
             route(op, single_path(rule))
         elif rule.plain:
