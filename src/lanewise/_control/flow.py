@@ -14,7 +14,8 @@ from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.numbers import one_number as key
-from lanewise._control.replacements import LaneRange, contains, item, lacks, set_item
+from lanewise._control.ranges import LaneRange, Sides
+from lanewise._control.replacements import contains, item, lacks, set_item
 from lanewise._control.selections import picked
 from lanewise._core.joins import decide
 from lanewise._core.lanes import (
@@ -330,7 +331,7 @@ class Loop:
 
     def over(self, condition: Any, variables: dict) -> bool:
         """Go on with the lanes for which the condition holds; True if there are none."""
-        verdict = truth(condition)
+        verdict = condition if type(condition) is Sides else truth(condition)
         if verdict is True:
             return False
         if verdict is False:

@@ -6,7 +6,7 @@ Each does what the original does where no argument has lanes.
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,11 +35,12 @@ def stands_for(*functions: Any) -> Callable:
     return register
 
 
-def _with_lanes(value: Any) -> bool:
+def with_lanes(value: Any) -> bool:
+    """Whether a value may differ from lane to lane."""
     return isinstance(value, (LaneNumber, Plane))
 
 
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """A tensor with one element as a number; numbers as they are."""
     return number_of(value) if isinstance(value, Tensor) else value
 
@@ -48,7 +49,7 @@ def _as_number(value: Any) -> Any:
 
 
 def _converted(value: Any, kind: type, dtype: torch.dtype) -> Any:
-    number = _as_number(value)
+    number = as_number(value)
     if not isinstance(number, LaneNumber):
         return kind(number)
     if number.kind is kind:
@@ -61,30 +62,30 @@ def _converted(value: Any, kind: type, dtype: torch.dtype) -> Any:
 @stands_for(int)
 def int_(*args: Any) -> Any:
     """`int(x)`"""
-    if len(args) != 1 or not _with_lanes(args[0]):
+    if len(args) != 1 or not with_lanes(args[0]):
         return int(*args)
-    number = _as_number(args[0])
+    number = as_number(args[0])
     return number.__trunc__() if isinstance(number, LaneNumber) else int(number)
 
 
 @stands_for(float)
 def float_(*args: Any) -> Any:
     """`float(x)`"""
-    return _converted(args[0], float, torch.float64) if len(args) == 1 and _with_lanes(args[0]) else float(*args)
+    return _converted(args[0], float, torch.float64) if len(args) == 1 and with_lanes(args[0]) else float(*args)
 
 
 @stands_for(complex)
 def complex_(*args: Any) -> Any:
     """`complex(x)`"""
-    return _converted(args[0], complex, torch.complex128) if len(args) == 1 and _with_lanes(args[0]) else complex(*args)
+    return _converted(args[0], complex, torch.complex128) if len(args) == 1 and with_lanes(args[0]) else complex(*args)
 
 
 @stands_for(bool)
 def bool_(*args: Any) -> Any:
     """`bool(x)`"""
-    if len(args) != 1 or not _with_lanes(args[0]):
+    if len(args) != 1 or not with_lanes(args[0]):
         return bool(*args)
-    return _as_number(args[0]) != 0
+    return as_number(args[0]) != 0
 
 
 def _item(tensor: Any) -> Any:
@@ -168,78 +169,6 @@ for _function in (map, filter, functools.reduce, sorted):
     replaced[_function] = _calling(_function)
 
 
-# --- ranges ----------------------------------------------------------------------------------------------------------
-
-
-class LaneRange:
-    """A range whose bounds differ from lane to lane."""
-
-    __slots__ = ("start", "stop", "step")
-
-    def __init__(self, start: Any, stop: Any, step: Any) -> None:
-        self.start = start
-        self.stop = stop
-        self.step = step
-
-    def rounds(self, loop: Any) -> Iterator[Any]:
-        """Its numbers; `loop.more` says before each which lanes have it."""
-        number, step, stop = self.start, self.step, self.stop
-        rising = step > 0
-        while True:
-            loop.more = number < stop if rising else number > stop
-            yield number
-            number = number + step
-
-    def plain(self) -> range:
-        """The range of the lanes that go on."""
-        return range(operator.index(self.start), operator.index(self.stop), operator.index(self.step))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.plain())
-
-    def __reversed__(self) -> Iterator[int]:
-        return reversed(self.plain())
-
-    def __len__(self) -> int:
-        return len(self.plain())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.plain()[index]
-
-    def __contains__(self, number: Any) -> bool:
-        return number in self.plain()
-
-    def __eq__(self, other: Any) -> bool:
-        return self.plain() == (other.plain() if isinstance(other, LaneRange) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.plain())
-
-    def __repr__(self) -> str:
-        return f"range({self.start!r}, {self.stop!r}, {self.step!r})"
-
-
-@stands_for(range)
-def range_(*args: Any) -> Any:
-    """`range(...)`"""
-    if not any(_with_lanes(arg) for arg in args):
-        return range(*args)
-    bounds = [_as_number(arg) for arg in args]
-    if not any(isinstance(bound, LaneNumber) for bound in bounds):
-        return range(*bounds)
-    for bound in bounds:
-        kind = bound.kind if isinstance(bound, LaneNumber) else type(bound)
-        if not issubclass(kind, int):
-            raise TypeError(f"'{kind.__name__}' object cannot be interpreted as an integer")
-    start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
-    step = bounds[2] if len(bounds) == 3 else 1
-    if isinstance(step, LaneNumber):
-        step = step.resolve()  # its sign says which way to go
-    if step == 0:
-        raise ValueError("range() arg 3 must not be zero")
-    return LaneRange(start, stop, step)
-
-
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +176,7 @@ def _extreme(function: Callable, better: Callable) -> Callable:
     def pick(best: Any, entry: Any, key: Any) -> Any:
         verdict = better(key(entry), key(best)) if key is not None else better(entry, best)
         level = machine.level
-        parted: Any = bool(verdict) if not _with_lanes(verdict) else None
+        parted: Any = bool(verdict) if not with_lanes(verdict) else None
         if parted is None:
             parted = decide(level, verdict.value if isinstance(verdict, LaneNumber) else verdict)
         if parted is True:
@@ -262,7 +191,7 @@ def _extreme(function: Callable, better: Callable) -> Callable:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         key = kwargs.get("key")
         entries = list(args[0]) if len(args) == 1 else list(args)
-        if not entries or not (key is not None or any(_with_lanes(entry) for entry in entries)):
+        if not entries or not (key is not None or any(with_lanes(entry) for entry in entries)):
             return function(entries, **kwargs) if len(args) == 1 else function(*args, **kwargs)
         key = None if key is None else fn(key)
         best = entries[0]
@@ -350,7 +279,7 @@ def set_item(value: Any, thing: Any, index: Any) -> None:
 
 def contains(entry: Any, thing: Any) -> Any:
     """`entry in thing`"""
-    if not _with_lanes(entry) or machine.level is None or not isinstance(thing, (list, tuple, set, frozenset, dict)):
+    if not with_lanes(entry) or machine.level is None or not isinstance(thing, (list, tuple, set, frozenset, dict)):
         return entry in thing
     found: Any = False
     for other in thing:
@@ -387,9 +316,9 @@ _TORCH: dict[Any, tuple[Callable, Callable]] = {
 
 def call_arithmetic(function: Callable, *args: Any) -> Any:
     """A function of the math module."""
-    if not any(_with_lanes(arg) for arg in args):
+    if not any(with_lanes(arg) for arg in args):
         return function(*args)
-    numbers = [_as_number(arg) for arg in args]
+    numbers = [as_number(arg) for arg in args]
     if len(numbers) == 1 and isinstance(numbers[0], LaneNumber):
         if function in _ROUNDINGS:
             return _ROUNDINGS[function](numbers[0])

@@ -33,6 +33,7 @@ from lanewise._core.rows import (
     by_outer_lane,
     fill_rows,
     gather,
+    gather_lanes,
     gather_rows,
     put_rows,
     spread_rows,
@@ -203,7 +204,7 @@ class LaneLevel(BatchLevel):
         if kept is not None and kept[0] is lanes and kept[1] == version and (kept[3] or not grads):
             return kept[2]
         if lanes.within(home):
-            value = gather(self, tensor.value, lanes.positions(home))
+            value = gather_lanes(self, tensor.value, lanes, home)
         elif home.within(lanes) and self._partial(tensor):
             value = self.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
         elif self._partial(tensor):

@@ -54,6 +54,21 @@ class Side:
             return true_places(self.parting.mask if self.first else self.parting.mask.logical_not())
 
 
+class Stretch:
+    """Lanes that follow one another, from a position on."""
+
+    __slots__ = ("start", "size")
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start = start
+        self.size = size
+
+    def positions(self) -> Tensor:
+        """Positions among the lanes that they are part of `[size]`."""
+        with on_plane(None):
+            return torch.arange(self.start, self.start + self.size)
+
+
 def true_places(mask: Tensor) -> Tensor:
     """Where a mask [n] is True."""
     if numpy is not None and mask.is_cpu:
@@ -68,16 +83,18 @@ class Lanes:
     Attributes:
         parent: The set that it is part of, None for a root.
         side: The side that it is where the lanes of the parent parted in two, or None.
+        stretch: What it is where its lanes follow one another in the parent, or None.
         size: How many.
         depth: Number of ancestors.
     """
 
-    __slots__ = ("parent", "side", "size", "depth", "_index", "_positions", "_inverse")
+    __slots__ = ("parent", "side", "stretch", "size", "depth", "_index", "_positions", "_inverse")
 
-    def __init__(self, parent: "Lanes | None", index: "Tensor | Side | None", size: int) -> None:
+    def __init__(self, parent: "Lanes | None", index: "Tensor | Side | Stretch | None", size: int) -> None:
         self.parent = parent
         self.side = index if type(index) is Side else None
-        self._index: Any = None if self.side else index
+        self.stretch = index if type(index) is Stretch else None
+        self._index: Any = None if self.side or self.stretch else index
         self.size = size
         self.depth = 0 if parent is None else parent.depth + 1
         self._positions: dict[Lanes, Tensor] = {}
@@ -89,9 +106,22 @@ class Lanes:
     @property
     def index(self) -> Any:
         """Positions in the parent `[size]`, int64; None for a root."""
-        if self._index is None and self.side is not None:
-            self._index = self.side.positions()
+        if self._index is None:
+            lazy = self.side or self.stretch
+            self._index = None if lazy is None else lazy.positions()
         return self._index
+
+    def start_in(self, ancestor: "Lanes") -> int | None:
+        """Where the lanes begin in an ancestor in which they follow one another; None where they do not."""
+        start = 0
+        node = self
+        while node is not ancestor:
+            if node.stretch is None:
+                return None
+            start += node.stretch.start
+            assert node.parent is not None, "not an ancestor"
+            node = node.parent
+        return start
 
     def within(self, other: "Lanes") -> bool:
         """Whether the set is `other` or a part of it."""
@@ -119,7 +149,12 @@ class Lanes:
             node = node.parent
         found = node._positions.get(ancestor)
         for node in reversed(chain):
-            found = node.index if found is None else found.index_select(0, node.index)
+            if found is None:
+                found = node.index
+            elif node.stretch is not None:
+                found = found.narrow(0, node.stretch.start, node.size)
+            else:
+                found = found.index_select(0, node.index)
             node._positions[ancestor] = found
         return torch.arange(self.size) if found is None else found
 
@@ -159,9 +194,9 @@ class Lanes:
 EMPTY = Lanes(None, None, 0)
 
 
-def child(lanes: Lanes, positions: Tensor | Side) -> Lanes:
+def child(lanes: Lanes, positions: Tensor | Side | Stretch) -> Lanes:
     """The lanes at `positions` [n] of `lanes`."""
-    return Lanes(lanes, positions, positions.size if isinstance(positions, Side) else positions.shape[0])
+    return Lanes(lanes, positions, positions.shape[0] if isinstance(positions, Tensor) else positions.size)
 
 
 def common_ancestor(a: Lanes, b: Lanes) -> Lanes:

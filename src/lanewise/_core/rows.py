@@ -48,17 +48,34 @@ def by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
 
 
 def gather(level: Any, value: Tensor, places: Tensor) -> Tensor:
-    """Rows of a value on the plane below the level: every operand whose lanes have parted comes here."""
+    """Rows of a value on the plane below the level."""
+    return _below(level, gather_rows, value, places)
+
+
+def gather_lanes(level: Any, value: Tensor, lanes: Lanes, home: Lanes) -> Tensor:
+    """The rows of `lanes`, a part of the home of a value: every operand whose lanes have parted comes here."""
+    start = lanes.start_in(home)
+    if start is None:
+        return _below(level, gather_rows, value, lanes.positions(home))
+    return _below(level, _copy_stretch, value, start, lanes.size)
+
+
+def _below(level: Any, run: Callable, value: Tensor, *args: Any) -> Tensor:
     if level.parent is not None or not inert(value) or not value.is_cpu:
-        return level.below(gather_rows, value, places)
+        return level.below(run, value, *args)
     inside = tls_is_included(OUTSIDE_KEY)
     if inside:
         include_key(OUTSIDE_KEY, False)
     try:
-        return value.index_select(0, places)
+        return run(value, *args)
     finally:
         if inside:
             include_key(OUTSIDE_KEY, True)
+
+
+def _copy_stretch(value: Tensor, start: int, size: int) -> Tensor:
+    # A copy, as rows gathered are: what is written to the value later does not change what was read.
+    return value.narrow(0, start, size).clone(memory_format=torch.contiguous_format)
 
 
 def gather_rows(value: Tensor, places: Tensor) -> Tensor:
