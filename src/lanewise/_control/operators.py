@@ -61,6 +61,7 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
         What the chosen function returns. Only that one runs where all lanes agree.
 
     Raises:
+        TypeError: `operands` is a tensor, not a sequence of arguments.
         TransformError: Where lanes take different branches whose results do not match.
 
     Example:
@@ -70,6 +71,13 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
         >>> vmap(f)(torch.tensor([4.0, -1.0, 9.0]))
         tensor([2., 0., 3.])
     """
+    if isinstance(operands, Tensor):
+        raise TypeError(
+            at_user_line(
+                "cond: operands must be a sequence of arguments, got a tensor, whose rows would be the arguments",
+                "cond(pred, true_fn, false_fn, (x,))",
+            )
+        )
     level = lane_level(pred)
     way = bool(pred) if level is None else decide(level, pred)
     if way is True or way is False:
@@ -170,14 +178,20 @@ def while_loop(
         >>> vmap(half)(torch.tensor([5.0, 1.0, 3.0]))
         tensor([0.6250, 1.0000, 0.7500])
     """
-    if mode not in ("compact", "mask"):
-        raise ArgumentError(at_user_line(f"while_loop: mode is {mode!r}", 'while_loop(c, b, x, mode="mask")'))
+    _check_mode("while_loop", mode)
     if checkpoint:
         return _checkpointed(cond_fun, body_fun, init, max_steps)
     if mode == "mask":
         state, _, _ = _masked(cond_fun, body_fun, init, None, max_steps, 0)
         return state
     return _compact(cond_fun, body_fun, init, max_steps)
+
+
+def _check_mode(name: str, mode: str) -> None:
+    if mode not in ("compact", "mask"):
+        raise ArgumentError(
+            at_user_line(f'{name}: mode is {mode!r}, not "compact" or "mask"', f'{name}(..., mode="mask")')
+        )
 
 
 def _compact(cond_fun: Callable, body_fun: Callable, state: Any, max_steps: int | None) -> Any:
@@ -304,6 +318,9 @@ def fori_loop(
     Returns:
         The last state.
 
+    Raises:
+        ArgumentError: An unknown `mode`.
+
     Example:
         >>> import torch
         >>> from lanewise import fori_loop, vmap
@@ -311,6 +328,7 @@ def fori_loop(
         >>> vmap(power)(torch.tensor([2.0, 3.0]), torch.tensor([3, 2]))
         tensor([8., 9.])
     """
+    _check_mode("fori_loop", mode)
     if not (isinstance(lower, Tensor) or isinstance(upper, Tensor) or checkpoint):
         state = init
         for i in range(lower, upper):

@@ -43,8 +43,10 @@ def scan(
     leaves, spec = ([], None) if xs is None else flatten(xs)
     steps = _steps("scan", leaves, length)
     carry, rows, out_spec = init, [], None
-    for i in reversed(range(steps)) if reverse else range(steps):
-        carry, y = f(carry, None if spec is None else unflatten([leaf[i] for leaf in leaves], spec))
+    # All at once: the backward pass of one row fills the others with zeros, which would take steps squared.
+    items = list(zip(*[leaf.unbind(0) for leaf in leaves])) if leaves else [()] * steps
+    for item in reversed(items) if reverse else items:
+        carry, y = f(carry, None if spec is None else unflatten(list(item), spec))
         columns, out_spec = flatten(y)
         rows.append(columns)
     if out_spec is None:
