@@ -62,10 +62,10 @@ class CheckError(LanewiseError, RuntimeError):
     Mended: what the message asks for.
 
     Attributes:
-        lanes: The lanes it failed for, empty outside `vmap`.
+        lanes: The lanes it failed for, pairs of numbers in nested `vmap`s; empty outside `vmap`.
     """
 
-    def __init__(self, message: str, lanes: list[int]) -> None:
+    def __init__(self, message: str, lanes: list) -> None:
         super().__init__(message)
         self.lanes = lanes
 

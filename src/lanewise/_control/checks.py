@@ -2,12 +2,13 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from lanewise._control.results import lane_names
 from lanewise._core.batch import BatchTensor
 from lanewise._core.joins import innermost, rows_of
 from lanewise._core.lane_level import LaneLevel
+from lanewise._core.lanes import child
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, sync
 from lanewise.errors import CheckError, at_user_line
@@ -25,7 +26,7 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
         `x` itself.
 
     Raises:
-        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned.
+        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s.
 
     Example:
         >>> import torch
@@ -56,12 +57,12 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
     return x
 
 
-def _failing(level: Any, value: BatchTensor) -> list[int]:
-    """The lanes in which any element holds; positions of pairs where the level has the lanes of a `vmap` around it."""
+def _failing(level: Any, value: BatchTensor) -> list:
+    """The lanes in which any element holds, as errors name them."""
     rows = rows_of(level, value)
     with on_plane(None):
         holds = (rows.reshape(rows.shape[0], -1) != 0).any(1)
         places = holds.nonzero().squeeze(1)
-        if isinstance(level, LaneLevel):
-            places = level.lanes.positions(level.root)[places]
-        return torch.sort(places)[0].tolist()
+    if isinstance(level, LaneLevel):
+        return lane_names(level, child(level.lanes, places))
+    return [level.start + place for place in places.tolist()]

@@ -174,16 +174,26 @@ def lane_text(level: LaneLevel, lanes: Lanes) -> str:
 
 
 def lane_names(level: LaneLevel, lanes: Lanes) -> list:
-    """What to call lanes of a level: their numbers, or pairs of numbers with those of the `vmap` around it."""
+    """What to call lanes of a level: their numbers, or pairs of numbers with those of the `vmap` around it, in order.
+
+    They are numbers among all lanes, those of other chunks included.
+    """
+    return sorted(_names(level, lanes))
+
+
+def _names(level: LaneLevel, lanes: Lanes) -> list:
     if isinstance(level, HookLevel) and isinstance(level.outer, LaneLevel):
-        return lane_names(level.outer, lanes)
+        return _names(level.outer, lanes)
     places = lanes.positions(level.root).tolist()
     if level.outer is None or isinstance(level, HookLevel):
-        return places
-    assert level.root.parent is not None
-    outer = lane_names(level.outer, level.root.parent) if isinstance(level.outer, LaneLevel) else None
+        _, start = (level.outer or level).place
+        return [start + place for place in places]
+    around = level.root.parent
+    assert around is not None
+    start = level.outer.place[1]
+    outer = _names(level.outer, around) if isinstance(level.outer, LaneLevel) else range(start, start + around.size)
     pairs = [divmod(place, level.own_size) for place in places]
-    return [(*_as_tuple(outer[i] if outer else i), j) for i, j in pairs]
+    return [(*_as_tuple(outer[i]), level.place[1] + j) for i, j in pairs]
 
 
 def _as_tuple(name: Any) -> tuple:
