@@ -195,3 +195,104 @@ def test_torchs_own_forward_mode_inside() -> None:
     x = torch.rand(3, 4, dtype=torch.float64)
     for f in (lambda x: x * x, lambda x: x**3 + x[0], lambda x: x.exp(), lambda x: x + x, lambda x: x.sin()):
         torch.testing.assert_close(vmap(pushed(f))(x), torch.stack([pushed(f)(row) for row in x]))
+
+
+SHAPES = [
+    ((3,), (3,)),
+    ((2, 3), (3,)),
+    ((3,), (3, 2)),
+    ((2, 3), (3, 4)),
+    ((2, 1), (1, 4)),
+    ((5, 2, 3), (3, 2)),
+    ((0,), (0,)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.complex128])
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_products_equal_the_loop(left: tuple, right: tuple, dtype: torch.dtype) -> None:
+    x, y = _positive(3, *left, dtype=dtype), _positive(3, *right, dtype=dtype)
+    if dtype.is_complex:
+        x, y = x * 1j + 1, y - 2j
+    _same(operator.matmul, x, y)
+    _same(lambda a: a @ y[0], x)
+    _same(lambda b: x[0] @ b, y)
+    _same(lambda a: a @ (y[0] * torch.ones_like(y[0])), x)
+    _same(lambda b: (x[0] * torch.ones_like(x[0])) @ b, y)
+    _same(lambda b: ((x[0] * torch.ones_like(x[0])) @ y[0]) + b.sum(), y)
+    outer = vmap(lambda a: vmap(lambda b: a @ b)(y))(x)
+    torch.testing.assert_close(outer, torch.stack([torch.stack([a @ b for b in y]) for a in x]))
+    if dtype is torch.float64:
+        got = vmap(grad(lambda a, b: (a @ b).sin().sum(), argnums=(0, 1)))(x, y)
+        for lane in range(3):
+            leaves = x[lane].clone().requires_grad_(), y[lane].clone().requires_grad_()
+            want = torch.autograd.grad((leaves[0] @ leaves[1]).sin().sum(), leaves)
+            torch.testing.assert_close(tuple(g[lane] for g in got), want)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3,), (1,)), ((1,), (3,)), ((2, 3), (2,)), ((3,), (2, 3)), ((2, 3), (2, 3)), ((), (3,))]
+)
+def test_products_that_do_not_fit(shapes: tuple) -> None:
+    x, y = torch.ones(4, *shapes[0]), torch.ones(4, *shapes[1])
+    for f, args in (
+        (operator.matmul, (x, y)),
+        (lambda a: a @ y[0], (x,)),
+        (lambda b: x[0] @ b, (y,)),
+        (lambda a: a @ (y[0] * torch.ones(())), (x,)),
+    ):
+        with pytest.raises(RuntimeError):
+            vmap(f)(*args)
+
+
+def test_products_of_two_dtypes_raise() -> None:
+    with pytest.raises(RuntimeError):
+        vmap(operator.matmul)(torch.ones(2, 3), torch.ones(2, 3).double())
+    with pytest.raises(TypeError):
+        vmap(lambda a: a @ 2)(torch.ones(2, 3))  # type: ignore[operator]
+
+
+def test_operators_on_what_is_the_same_in_all_lanes() -> None:
+    """It may be written to later, and what was computed from it stays."""
+
+    def f(x: Tensor) -> Tensor:
+        constant = torch.ones(2)
+        doubled = constant * 2 + constant
+        sine = doubled.sin()
+        constant[0] = x
+        return torch.cat([constant, doubled, sine, constant * doubled])
+
+    _same(f, torch.tensor([3.0, -1.0]))
+
+
+def test_views_of_what_is_the_same_in_all_lanes_take_lane_values() -> None:
+    def f(x: Tensor) -> Tensor:
+        constant = torch.zeros(2, 3)
+        column, row, turned = constant[:, 0], constant[1], constant.T[2:]
+        column[0] = x
+        row += x * 2
+        turned.mul_(5)
+        return torch.cat([constant.flatten(), column, row, turned.flatten()])
+
+    _same(f, torch.tensor([3.0, -1.0]))
+
+
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_joins_equal_the_loop(join: Any) -> None:
+    x, y = torch.rand(3, 2, 4), torch.rand(3, 2, 4)
+    for dim in (0, 1, -1, -2):
+        _same(lambda a, b, dim=dim: join([a, b], dim), x, y)
+        _same(lambda a, b, dim=dim: join([a, y[0], b], dim), x, y)
+        _same(lambda a, b, dim=dim: join([a, b.double()], dim) if join is torch.cat else join([a, b], dim), x, y)
+        got = vmap(grad(lambda a, b, dim=dim: join([a, b], dim).sin().sum()))(x, y)
+        torch.testing.assert_close(got, x.cos())
+    for dim in (3, -4):
+        with pytest.raises(IndexError):
+            vmap(lambda a, b, dim=dim: join([a, b], dim))(x, y)
+    _same(lambda a, b: join([a, b]), x[:, :0], y[:, :0])
+    if join is torch.cat:
+        _same(lambda a, b: join([a, torch.empty(0), b]), x, y)
+        with pytest.raises(RuntimeError, match="zero-dimensional"):
+            vmap(lambda a: join([a, a]))(torch.rand(3))
+    else:
+        _same(lambda a, b: join([a, b], -1), x[:, 0, 0], y[:, 0, 0])

@@ -143,7 +143,7 @@ def node_number(node: Any) -> int:
 
 
 # The class of the nodes that add to the `.grad` of a leaf. Without it: the node of any leaf's graph shows it.
-AccumulateGrad = torch._C._functions.AccumulateGrad
+AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 # True while any autocast is on; without it: `torch.is_autocast_enabled` for each device type.

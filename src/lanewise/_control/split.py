@@ -16,11 +16,12 @@ from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.level import current_level, on_plane
+from lanewise._core.picked import by_number
 from lanewise._core.plane import recorded
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
-from lanewise._transforms.parting import code_of
+from lanewise._transforms.parting import check_lost, code_of
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
 
@@ -45,6 +46,8 @@ def run_apart(
     func = None if code in _as_written else converted(call.func)
     while True:
         level = _level(place, randomness, flat)
+        if code in by_number:
+            level.by_number = True
         lanes = [
             leaf if dim is None or position in jagged else _entered(level, lane_rows(leaf, dim, place))
             for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
@@ -59,6 +62,7 @@ def run_apart(
                 out = boundary(level, thunk, join, structured=func is not None, alone=not jagged)
                 if machine.raised:
                     raise_caught(level, Restart)
+                check_lost(level, code)
                 _give_back(level, leaves, dims, lanes, place)
                 for write in writes:
                     level.below(_write_components, *write)

@@ -56,7 +56,10 @@ def is_here(args: tuple) -> bool:
     """Whether an operand is of the plane that the operation was called on."""
     here = standing.here
     for arg in args:
-        if type(arg) is BatchTensor and arg.level is here:
+        if type(arg) is BatchTensor:
+            if arg.level is here:
+                return True
+        elif type(arg) is list and is_here(tuple(arg)):
             return True
     return False
 
@@ -108,6 +111,8 @@ class BatchLevel(Level):
         streams: What tells the states of generators that are its own, not those of other chunks (chunk_draws.py).
         restartable: Whether its function can be run again, with lanes that part.
         all_lanes: The set of its lanes, once somebody asks for it.
+        picked: Copies that stand for views, by their memory (picked.py), None before there are any.
+        by_number: Whether lanes part by the numbers that they index with, so that there are none.
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
@@ -116,6 +121,8 @@ class BatchLevel(Level):
     drawn: Any = None
     streams: Any = None
     all_lanes: Any = None
+    picked: Any = None
+    by_number = False
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()

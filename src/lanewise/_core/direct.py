@@ -8,6 +8,7 @@ operands only, and hands all others to torch's own method, and so to the rules.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, strided
 
 from lanewise._core.batch import BatchTensor
@@ -49,14 +50,46 @@ def gathers(level: Any) -> bool:
     return level.alive and current_graph_task_id() == level.task
 
 
+def _for_all_lanes(level: Any, call: Callable, x: BatchTensor, *rest: Any) -> Any:
+    """`call` of operands that are the same in all lanes; None where that is not plain to see."""
+    if x.origin is not None or x.home is not level.lanes:
+        return None
+    values = [x.value]
+    direct = level.parent is None and inert(x.value)
+    for y in rest:
+        kind = type(y)
+        if kind is BatchTensor:
+            if y.level is not level or y.mapped or y.origin is not None or y.home is not x.home or _recorded(y):
+                return None
+            y = y.value
+        elif kind is not float and kind is not int and (kind is not Tensor or y.layout is not strided):
+            return None
+        if isinstance(y, Tensor):
+            direct = direct and inert(y)
+        values.append(y)
+    try:
+        if not direct:
+            return level.adopt(level.below(call, *values))
+        include_key(OUTSIDE_KEY, False)
+        try:
+            return level.adopt(call(*values))
+        finally:
+            include_key(OUTSIDE_KEY, True)
+    except FAILURES:
+        return None
+
+
 def unary_method(name: str, call: Callable[[Any], Any]) -> None:
     """Let the method `name` of tensors with lanes be `call`, elementwise, on the plane below."""
     own = getattr(Tensor, name)
 
     def method(x: Any, *args: Any, **kwargs: Any) -> Any:
         level = x.level
-        if args or kwargs or not x.mapped or not unwatched(level) or _recorded(x):
+        if args or kwargs or not unwatched(level) or _recorded(x):
             return own(x, *args, **kwargs)
+        if not x.mapped:
+            out = _for_all_lanes(level, call, x)
+            return own(x) if out is None else out
         if x.home is not level.lanes:
             if not gathers(level):
                 return own(x)
@@ -101,7 +134,6 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         # `unwatched`, written out as all that follows: these are the commonest operations of all.
         if (
             standing.here is not level
-            or not x.mapped
             or not tls_is_included(OUTSIDE_KEY)
             or dispatch_mode_count()
             or function_mode_count()
@@ -111,6 +143,9 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         ):
             return apart(x, y)
         kind = type(y)
+        if not x.mapped:
+            out = None if kind is BatchTensor and y.mapped else _for_all_lanes(level, call, x, y)
+            return apart(x, y) if out is None else out
         home = level.lanes
         if x.home is not home or (kind is BatchTensor and y.home is not home):
             if not gathers(level) or (kind is BatchTensor and (y.level is not level or _recorded(y))):
@@ -157,6 +192,53 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         wrapper.mapped = True
         wrapper.home = home
         return wrapper
+
+    _install(name, method, own)
+
+
+def product_method(name: str, forms: dict[tuple, Callable], turned: bool = False) -> None:
+    """Let the operator `name` of tensors with lanes be a product of floating-point numbers, on the plane below.
+
+    `forms` gives the product of values by whether each operand has lanes and how many dims it has in a lane; for others
+    than these the rules do. `turned`: it is the reflected operator, whose first operand is the right one.
+    """
+    own = getattr(Tensor, name)
+
+    def apart(x: Any, y: Any) -> Any:
+        return torch.matmul(y, x) if turned and isinstance(y, Tensor) else own(x, y)
+
+    def method(x: Any, y: Any) -> Any:
+        level = x.level
+        kind = type(y)
+        if not issubclass(kind, Tensor) or not unwatched(level) or _recorded(x):
+            return apart(x, y)
+        if kind is BatchTensor:
+            if y.level is not level or y.home is not x.home or _recorded(y) or not (y.mapped or y.origin is None):
+                return apart(x, y)
+            other, lanes = y.value, y.mapped
+        elif kind is Tensor and y.layout is strided and inert(y):
+            other, lanes = y, False
+        else:
+            return apart(x, y)
+        value = x.value
+        if x.home is not level.lanes or not (x.mapped or x.origin is None) or value.dtype is not other.dtype:
+            return apart(x, y)
+        left, right = ((y, other, lanes), (x, value, x.mapped))[:: 1 if turned else -1]
+        form = forms.get((left[2], left[0].dim(), right[2], right[0].dim()))
+        if form is None or not value.is_floating_point():
+            return apart(x, y)
+        try:
+            if level.parent is None and inert(value) and inert(other):
+                include_key(OUTSIDE_KEY, False)
+                try:
+                    out = form(left[1], right[1])
+                finally:
+                    include_key(OUTSIDE_KEY, True)
+            else:
+                out = level.below(form, left[1], right[1])
+        except FAILURES:
+            return apart(x, y)
+        return level.wrap(out) if x.mapped or lanes else level.adopt(out)
 
     _install(name, method, own)
 

@@ -12,16 +12,16 @@ from torch.library import Library, register_torch_dispatch
 from torch.nn import Parameter
 
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
-from lanewise._core.journal import keep
 from lanewise._core.lanes import BeginAgain, union
 from lanewise._core.level import makes_tensors, standing
 from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.random import is_random
-from lanewise._core.rules import Rule
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     OpOverload,
     current_graph_task_id,
+    fast_binding,
+    has_kernel_for_key,
     include_key,
     is_any_autocast_enabled,
     look_up_rules,
@@ -93,17 +93,26 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
                 if lower and y.origin is not None:
                     return NotImplemented
                 y = y.value
-                if y.dtype is not value.dtype or (lower and y.dim() >= value.dim()):
+                if y.dtype is not value.dtype:
                     return NotImplemented
                 direct = direct and inert(y)
-                if not lower and y.dim() != value.dim():
+                if lower:
+                    if y.dim() >= value.dim():
+                        if not direct:
+                            return NotImplemented
+                        value = _of_rank(value, y.dim() + 1)
+                elif y.dim() != value.dim():
                     if not direct:
                         return NotImplemented
                     value, y = _of_one_rank(value, y)
             elif kind in PLAIN:
-                if y.dtype is not value.dtype or y.dim() >= value.dim() or y.layout is not strided:
+                if y.dtype is not value.dtype or y.layout is not strided:
                     return NotImplemented
                 direct = direct and inert(y)
+                if y.dim() >= value.dim():
+                    if not direct:
+                        return NotImplemented
+                    value = _of_rank(value, y.dim() + 1)
             elif isinstance(y, Tensor):
                 return NotImplemented
             out = call(value, y) if direct else level.below(call, value, y)
@@ -172,12 +181,14 @@ def _summed(level: Any, x: BatchTensor, y: BatchTensor) -> Any:
     return wrapper
 
 
+def _of_rank(x: Tensor, rank: int) -> Tensor:
+    """x `[B, *S]` with so many dims, those that are missing of size 1 after its lanes."""
+    return x.view(x.shape[0], *[1] * (rank - x.dim()), *x.shape[1:])
+
+
 def _of_one_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """x `[B, *S]` and y `[B, *T]`, the one of fewer dims with dims of size 1 after its lanes."""
-    missing = [1] * abs(x.dim() - y.dim())
-    if x.dim() < y.dim():
-        return x.view(x.shape[0], *missing, *x.shape[1:]), y
-    return x, y.view(y.shape[0], *missing, *y.shape[1:])
+    """x `[B, *S]` and y `[B, *T]` of one rank."""
+    return (_of_rank(x, y.dim()), y) if x.dim() < y.dim() else (x, _of_rank(y, x.dim()))
 
 
 def _uniform_first(call: Callable, args: Any) -> Any:
@@ -188,12 +199,16 @@ def _uniform_first(call: Callable, args: Any) -> Any:
     level = x.level
     if type(y) is not BatchTensor or not y.mapped or y.level is not level or y.home is not level.lanes:
         return NotImplemented
-    value, other = x.value, y.value
-    if x.origin is not None or value.dtype is not other.dtype or value.dim() >= other.dim():
+    return NotImplemented if x.origin is not None else _one_without_lanes(level, call, x.value, y.value)
+
+
+def _one_without_lanes(level: Any, call: Callable, x: Tensor, y: Tensor) -> Any:
+    """`call` of x `[*S]` and y `[B, *T]`."""
+    if x.dtype is not y.dtype:
         return NotImplemented
-    if level.parent is None and inert(value) and inert(other):
-        return level.wrap(call(value, other))
-    return level.wrap(level.below(call, value, other))
+    if level.parent is None and inert(x) and inert(y):
+        return level.wrap(call(x, y if x.dim() < y.dim() else _of_rank(y, x.dim() + 1)))
+    return NotImplemented if x.dim() >= y.dim() else level.wrap(level.below(call, x, y))
 
 
 def _captured_first(call: Callable, args: Any) -> Any:
@@ -202,211 +217,49 @@ def _captured_first(call: Callable, args: Any) -> Any:
     x, y = args
     if type(x) not in PLAIN or type(y) is not BatchTensor or not y.mapped or y.home is not y.level.lanes:
         return NotImplemented
-    value = y.value
-    if x.dtype is not value.dtype or x.dim() >= value.dim() or x.layout is not strided:
-        return NotImplemented
-    if y.level.parent is None and inert(x) and inert(value):
-        return y.level.wrap(call(x, value))
-    return y.level.wrap(y.level.below(call, x, value))
+    return NotImplemented if x.layout is not strided else _one_without_lanes(y.level, call, x, y.value)
 
 
-def choice_path(call: Callable) -> Callable:
-    """`where(condition, x, y)`"""
+def _same_in_all(call: Callable, apart: bool) -> Callable:
+    """An operation whose operands are all the same in all lanes: once, on the plane below.
 
-    def run(args: Any, kwargs: dict) -> Any:
-        level: Any = None
-        for arg in args:
-            if type(arg) is BatchTensor and arg.mapped:
-                level = arg.level
-                break
-        if level is None or kwargs:
-            return NotImplemented
-        lanes = level.lanes
-        direct = level.parent is None
-        rank = narrow = 0
-        values: list[Tensor] = []
-        for arg in args:
-            if type(arg) is BatchTensor:
-                if arg.level is not level or arg.home is not lanes:
-                    return NotImplemented
-                value = arg.value
-                if arg.mapped:
-                    if rank and value.dim() != rank:
-                        return NotImplemented
-                    rank = value.dim()
-                elif arg.origin is None:
-                    narrow = max(narrow, value.dim() + 1)
-                else:
-                    return NotImplemented
-            elif type(arg) in PLAIN and arg.layout is strided:
-                value = arg
-                narrow = max(narrow, value.dim() + 1)
-            else:
-                return NotImplemented
-            direct = direct and inert(value)
-            values.append(value)
-        if narrow > rank or values[1].dtype is not values[2].dtype:
-            return NotImplemented
-        return level.wrap(call(*values) if direct else level.below(call, *values))
-
-    return run
-
-
-def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
-    """`call(x, y)` for two operands with lanes, of `rank` dims in each lane, one dtype and one shape, else `otherwise`.
-
-    Of floating point: sums of others have a dtype of their own.
+    `apart`: it has a kernel of autograd's own, so that for plain values no dispatch state need be restored.
     """
-    rank += 1
 
     def run(args: Any, kwargs: dict) -> Any:
-        x, y = args
-        if type(x) is BatchTensor and x.mapped and type(y) is BatchTensor and y.mapped and x.level is y.level:
-            level = x.level
-            value, other = x.value, y.value
-            if (
-                x.home is level.lanes
-                and y.home is x.home
-                and value.dtype is other.dtype
-                and value.dim() == rank
-                and value.shape == other.shape
-                and value.is_floating_point()
-            ):
-                if level.parent is None and inert(value) and inert(other):
-                    return level.wrap(call(value, other))
-                return level.wrap(level.below(call, value, other))
-        return otherwise(args, kwargs)
-
-    return run
-
-
-def write_path(call: Callable) -> Callable:
-    """A pointwise operation in place, of one or two operands; version counters need the state of the plane below."""
-
-    def run(args: Any, kwargs: dict) -> Any:
-        if kwargs or len(args) > 2:
-            return NotImplemented
-        x = args[0]
-        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
-            return NotImplemented
-        level = x.level
-        value = x.value
-        if level.journal is not None:
-            keep(level, value, x.home)
-        if len(args) == 1:
-            level.below(call, value)
-            return x
-        y = args[1]
-        if type(y) is BatchTensor:
-            if y.level is not level or not y.mapped or y.home is not x.home or y.value.dim() != value.dim():
-                return NotImplemented
-            level.below(call, value, y.value)
-            return x
-        if isinstance(y, Tensor):
-            if type(y) is not Tensor or y.dim() >= value.dim():
-                return NotImplemented
-        level.below(call, value, y)
-        return x
-
-    return run
-
-
-def single_path(rule: Rule) -> Callable:
-    """An operation whose first argument is its only tensor operand."""
-
-    def run(args: Any, kwargs: dict) -> Any:
-        x = args[0]
-        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
-            return NotImplemented
-        level = x.level
-        value = x.value
-        if rule.guarded or level.parent or not value.is_cpu or not inert(value) or is_any_autocast_enabled():
-            out = level.below(rule.run, level, args, kwargs)
-        else:
-            out = rule.run(level, args, kwargs)
-        return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
-
-    return run
-
-
-def operands_path(rule: Rule) -> Callable:
-    """An operation on a few tensors, none of them in a list; some may be the same in all lanes."""
-
-    def run(args: Any, kwargs: dict) -> Any:
-        if kwargs:
-            return NotImplemented
         level: Any = None
-        for arg in args:
-            if type(arg) is BatchTensor and arg.level is not level:
-                if level is None or arg.level.order > level.order:
-                    level = arg.level
-        if level is None:
-            return NotImplemented
-        lanes = level.lanes
-        direct = not rule.guarded and level.parent is None
-        mapped = uniform = False
+        values = []
+        direct = apart
         for arg in args:
             kind = type(arg)
             if kind is BatchTensor:
-                if arg.level is not level:
-                    # Of a plane below: a tensor without lanes, unless the lanes here are pairs with its own.
-                    if lanes is not None:
-                        return NotImplemented
-                    continue
-                if arg.home is not lanes:
-                    return NotImplemented
-                if not arg.mapped and arg.origin is not None:
-                    sync(arg)
                 if arg.mapped:
-                    mapped = True
-                else:
-                    uniform = True
-                value = arg.value
-            elif kind in PLAIN:
-                if arg.layout is not strided:
                     return NotImplemented
-                value = arg
+                level = arg.level if level is None else level
+                if arg.origin is not None:
+                    sync(arg)
+                    if arg.mapped:
+                        return NotImplemented
+                if arg.level is not level or arg.home is not level.lanes:
+                    return NotImplemented
+                arg = arg.value
+                direct = direct and inert(arg)
             elif isinstance(arg, Tensor):
+                if kind is not Tensor:
+                    return NotImplemented
+                direct = direct and inert(arg)
+            elif kind is list and any(isinstance(item, Tensor) for item in arg):
                 return NotImplemented
-            else:
-                continue
-            if direct and not (inert(value) and value.is_cpu):
-                direct = False
-        if not mapped:
+            values.append(arg)
+        if level is None or any(isinstance(arg, Tensor) for arg in kwargs.values()):
             return NotImplemented
-        if uniform:
-            args = [
-                arg.value if type(arg) is BatchTensor and arg.level is level and not arg.mapped else arg for arg in args
-            ]
-        if direct and not is_any_autocast_enabled():
-            out = rule.run(level, args, kwargs)
+        if direct and level.parent is None and not kwargs and not is_any_autocast_enabled():
+            out = call(*values)
         else:
-            out = level.below(rule.run, level, args, kwargs)
-        return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+            out = level.below(call, *values) if not kwargs else level.below(lambda: call(*values, **kwargs))
+        return level.adopt(out) if isinstance(out, Tensor) else map_tensors(level.adopt, out)
 
     return run
-
-
-def _same_in_all(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operation whose operands are all the same in all lanes: once, on the plane below."""
-    level = None
-    values = []
-    for arg in args:
-        kind = type(arg)
-        if kind is BatchTensor:
-            level = arg.level if level is None else level
-            if arg.mapped or arg.origin is not None or arg.level is not level or arg.home is not level.lanes:
-                return NotImplemented
-            arg = arg.value
-        elif isinstance(arg, Tensor) and kind is not Tensor:
-            return NotImplemented
-        elif kind is list and any(isinstance(item, Tensor) for item in arg):
-            return NotImplemented
-        values.append(arg)
-    if level is None or any(isinstance(arg, Tensor) for arg in kwargs.values()):
-        return NotImplemented
-    out = level.below(func, *values) if not kwargs else level.below(lambda: func(*values, **kwargs))
-    return level.adopt(out) if isinstance(out, Tensor) else map_tensors(level.adopt, out)
 
 
 def _gathered(args: tuple) -> list | None:
@@ -435,11 +288,13 @@ def route(op: OpOverload, path: Callable) -> None:
     """Let the operation take `path` first when it meets a tensor with lanes.
 
     torch looks for a rule of the operation before it calls `__torch_dispatch__`: the path is found without a second
-    look, 0.3 us sooner.
+    look, 0.3 us sooner. Routed again, the operation takes the later path.
     """
     HOT[op] = path
     gathers = not (op.is_view or op._schema.is_mutable or is_random(op))
-    computes = gathers and makes_tensors(op)
+    uniform = None
+    if gathers and makes_tensors(op):
+        uniform = _same_in_all(fast_binding(op), has_kernel_for_key(op.name(), "Autograd"))
 
     def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         try:
@@ -449,9 +304,11 @@ def route(op: OpOverload, path: Callable) -> None:
                 # Off for what the path calls without going below.
                 include_key(OUTSIDE_KEY, False)
                 try:
-                    out = path(args, kwargs)
-                    if out is NotImplemented and computes:
-                        out = _same_in_all(func, args, kwargs)
+                    out = NotImplemented
+                    if uniform is not None and not (type(x) is BatchTensor and x.mapped):
+                        out = uniform(args, kwargs)
+                    if out is NotImplemented:
+                        out = path(args, kwargs)
                     if out is NotImplemented and gathers and (here := _gathered(args)) is not None:
                         out = path(here, kwargs)
                 except FAILURES:
@@ -466,7 +323,10 @@ def route(op: OpOverload, path: Callable) -> None:
 
     never_compile(enter)
     namespace = op.namespace
+    again = id(op) in _entries
     _entries[id(op)] = enter
+    if again:
+        return  # torch registers a rule once; where it looks in its own table, the one before does
     library = _libraries.get(namespace)
     if library is None:
         library = _libraries[namespace] = Library(namespace, "FRAGMENT")

@@ -21,6 +21,8 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
+    if level.picked is not None and (picked := level.picked.get(memory(value))) is not None:
+        picked.written = True
     if home is not None:
         level.writes += 1
         if level.aliases is not None:

@@ -3,14 +3,19 @@
 torch asks a 0-dim index for its Python value; here it stays a tensor, and the index is one of a gather.
 """
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
+from lanewise._core.picked import assigned, note, parts_by_number, source_of
 from lanewise._core.plane import Plane, sync
+from lanewise._torch_compat import fast_binding
 
+# (Called by its overload, for which a 0-dim index is an index like others.)
+_index = fast_binding(torch.ops.aten.index.Tensor)
 _get = Tensor.__getitem__
 _set = Tensor.__setitem__
 
@@ -18,17 +23,44 @@ _set = Tensor.__setitem__
 def get_item(x: Tensor, index: Any) -> Tensor:
     """`x[index]`."""
     entries = index if type(index) is tuple else (index,)
-    if not any(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries):
+    count = 0
+    for entry in entries:
+        if isinstance(entry, Plane) and _is_lane_number(entry):
+            count += 1
+    if not count:
         return _get(x, index)
-    places, rest, _ = _split(x, entries)
-    used = [dim for dim, place in enumerate(places) if place is not None]
-    front = used[0] if used[-1] - used[0] + 1 == len(used) else 0
-    picked = _get(x, tuple([slice(None) if place is None else place.unsqueeze(0) for place in places]))
-    return _get(picked.squeeze(front), rest)
+    if parts_by_number(entries):
+        return _get(x, tuple([int(entry) if _is_lane_number(entry) else entry for entry in entries]))
+    if count == len(entries) <= x.dim():
+        out = _index(x, [_wide(entry) for entry in entries])
+    else:
+        places, rest, _ = _split(x, entries)
+        used = [dim for dim, place in enumerate(places) if place is not None]
+        front = used[0] if used[-1] - used[0] + 1 == len(used) else 0
+        picked = _get(x, tuple([slice(None) if place is None else place.unsqueeze(0) for place in places]))
+        out = _get(picked.squeeze(front), rest)
+    if all(
+        entry is None or isinstance(entry, (slice, int)) or entry is Ellipsis or not entry.dim() for entry in entries
+    ):
+        note(out, x, entries)
+    return out
 
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
+    _set_item(x, index, value)
+    if isinstance(value, Plane):
+        known = source_of(value)
+        entries = index if type(index) is tuple else (index,)
+        if known is not None and known[0] is x and len(known[1]) == len(entries):
+            if all(map(operator.is_, known[1], entries)):
+                assigned(value)  # `x[i] += v` writes to the copy, and assigns it
+    known = source_of(x)
+    if known is not None:
+        set_item(*known, x)
+
+
+def _set_item(x: Tensor, index: Any, value: Any) -> None:
     entries = index if type(index) is tuple else (index,)
     if not any(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries) or any(
         isinstance(entry, (Tensor, list, tuple)) and not _is_lane_number(entry) for entry in entries
@@ -45,7 +77,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         elif entry is None or isinstance(entry, slice):
             places.append(None)
         elif isinstance(entry, Tensor):
-            places.append(entry)
+            places.append(_wide(entry))
     if isinstance(value, Tensor):
         value = value.to(view.dtype)
     else:
@@ -68,6 +100,11 @@ def _is_lane_number(entry: Any) -> bool:
             return True
         below = below.value
     return False
+
+
+def _wide(number: Tensor) -> Tensor:
+    """A number as an index: kernels take no short ones, of which torch asks the Python value."""
+    return number if number.dtype is torch.int64 else number.to(torch.int64)
 
 
 def _width(entry: Any) -> int:
@@ -93,7 +130,7 @@ def _split(x: Tensor, entries: tuple) -> tuple[list, tuple, tuple]:
         if _is_lane_number(entry):
             if dim >= x.dim():
                 raise IndexError(f"too many indices for tensor of dimension {x.dim()}")
-            places[dim] = entry
+            places[dim] = _wide(entry)
             window.append(slice(None))
         else:
             rest.append(entry)

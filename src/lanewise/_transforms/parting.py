@@ -9,8 +9,9 @@ import torch
 from lanewise._core.batch import BatchLevel
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Disagreement, arrived
+from lanewise._core.lanes import Disagreement, Restart, arrived
 from lanewise._core.level import current_level
+from lanewise._core.picked import by_number, lost
 from lanewise._core.random import reseat_generators
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
@@ -55,6 +56,13 @@ def _code_in(cell: Any) -> Any:
 def parts(code: Any) -> bool:
     """Whether lanes may part from the start: they did before, or those of the `vmap` around do now."""
     return code in parted or type(current_level()) is LaneLevel
+
+
+def check_lost(level: BatchLevel, code: Any) -> None:
+    """At the end of a function: what it wrote to copies that stand for views must have gone into what they were of."""
+    if level.picked is not None and lost(level):
+        by_number.add(code)
+        raise Disagreement(level) if type(level) is BatchLevel else Restart(level)
 
 
 def start_again(level: BatchLevel, code: Any, error: BaseException) -> None:

@@ -27,7 +27,7 @@ from lanewise._transforms.dims import (
     returned_lanes,
     unstackable,
 )
-from lanewise._transforms.parting import code_of, parted, parts, runner, start_again
+from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, start_again
 from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
 from lanewise.errors import hide_own_frames
 
@@ -123,6 +123,7 @@ def vmap(
                     out = func(*lanes, **kwargs)
                     if machine.raised:
                         raise_caught(level, Disagreement)
+                    check_lost(level, code)
                     if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                         value = out.value
                         if not value.is_inference() and not _is_one_of(value, args):
@@ -235,6 +236,7 @@ def run_lanes(
                 out = call.func(*args, **kwargs)
                 if machine.raised:
                     raise_caught(level, Disagreement)
+                check_lost(level, code)
                 return leave(level, out, out_dims, call.func, leaves)
         except BaseException as error:
             start_again(level, code, error)

@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import (
-    choice_path,
-    inert,
-    operands_path,
-    paired_path,
-    pointwise_path,
-    route,
-    single_path,
-    write_path,
-)
+from lanewise._core.hot import inert, pointwise_path, route
 from lanewise._core.journal import keep
 from lanewise._core.missing import lane_loop
+from lanewise._core.paths import choice_path, operands_path, paired_path, single_path, write_path
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rows import SUMS
 from lanewise._core.rules import Rule, overloads

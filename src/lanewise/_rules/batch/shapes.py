@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.hot import route
+from lanewise._core.paths import joined_path
 from lanewise._rules.batch.families import (
     along_dims,
     batch_rule,
@@ -55,6 +57,10 @@ def cat(level, tensors, dim=0):
         if tensor.dtype != out.dtype:
             out = out.to(torch.promote_types(out.dtype, tensor.dtype))
     return out
+
+
+route(aten.cat.default, joined_path(torch.cat, new_dim=False))
+route(aten.stack.default, joined_path(torch.stack, new_dim=True))
 
 
 decompose(aten._chunk_cat.default)

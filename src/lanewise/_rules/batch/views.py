@@ -2,10 +2,12 @@
 
 import torch
 
-from lanewise._core.batch import BatchLevel, refit_in_place
+from lanewise._core.batch import BATCH_RULES, BatchLevel, refit_in_place
 from lanewise._core.hot import route
+from lanewise._core.paths import single_path, view_path
 from lanewise._core.saved import cuts_all_planes
-from lanewise._rules.batch.families import along_dims, lane_rule, shift_dims, too_few_dims
+from lanewise._rules.batch.families import along_dims, lane_rule, shift_dim, shift_dims, too_few_dims
+from lanewise._torch_compat import fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -172,6 +174,45 @@ def unfold(level, x, dimension, size, step):
         return x.value.unsqueeze(1).unfold(1, size, step).squeeze(1)
     return x.value.unfold(shift_dims(dimension, x.dim()), size, step)
 
+
+# --- the short way ---------------------------------------------------------------------------------------------------
+
+# The same in the plainest cases: of a value [B, *S], with the arguments for [*S]. None for all others.
+
+
+def _below(value, dim, dims=0):
+    """A dim of [*S], with so many dims more, as one of [B, *S]."""
+    if dim >= 0:
+        return dim + 1
+    return dim if dim > -value.dim() - dims else shift_dim(dim, value.dim() - 1 + dims)
+
+
+def _expand(value, size):
+    return value.expand(value.shape[0], *size) if len(size) == value.dim() - 1 else None
+
+
+def _view(value, size):
+    return value.view(value.shape[0], *size) if value.shape[0] else None
+
+
+def _transposed(value):
+    return value.transpose(1, 2) if value.dim() == 3 else None
+
+
+_slice = fast_binding(aten.slice.Tensor)
+for _op, _short in {
+    aten.diagonal.default: lambda v, offset=0, a=0, b=1: v.diagonal(offset, _below(v, a), _below(v, b)),
+    aten.expand.default: _expand,
+    aten.permute.default: lambda v, dims: v.permute(0, *[_below(v, dim) for dim in dims]),
+    aten.select.int: lambda v, dim, index: v.select(_below(v, dim), index),
+    aten.slice.Tensor: lambda v, dim=0, *bounds: _slice(v, _below(v, dim), *bounds),
+    aten.t.default: _transposed,
+    aten.transpose.int: lambda v, a, b: v.transpose(_below(v, a), _below(v, b)) if v.dim() > 1 else None,
+    aten.unbind.int: lambda v, dim=0: v.unbind(_below(v, dim)),
+    aten.unsqueeze.default: lambda v, dim: v.unsqueeze(_below(v, dim, 1)),
+    aten.view.default: _view,
+}.items():
+    route(_op, view_path(_op, _short, single_path(BATCH_RULES[_op])))
 
 _TWINS = {
     aten.squeeze_.default: aten.squeeze.default,

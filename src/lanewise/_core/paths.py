@@ -1,0 +1,241 @@
+"""Short ways (hot.py) for other operations than pointwise ones: choices, products, views, what is joined or written."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, strided
+
+from lanewise._core.batch import BatchTensor
+from lanewise._core.hot import PLAIN, inert
+from lanewise._core.journal import keep
+from lanewise._core.plane import map_tensors, sync, wrap_unlifted
+from lanewise._core.rules import Rule
+from lanewise._torch_compat import OpOverload, fast_binding, is_any_autocast_enabled
+
+
+def choice_path(call: Callable) -> Callable:
+    """`where(condition, x, y)`"""
+
+    def run(args: Any, kwargs: dict) -> Any:
+        level: Any = None
+        for arg in args:
+            if type(arg) is BatchTensor and arg.mapped:
+                level = arg.level
+                break
+        if level is None or kwargs:
+            return NotImplemented
+        lanes = level.lanes
+        direct = level.parent is None
+        rank = narrow = 0
+        values: list[Tensor] = []
+        for arg in args:
+            if type(arg) is BatchTensor:
+                if arg.level is not level or arg.home is not lanes:
+                    return NotImplemented
+                value = arg.value
+                if arg.mapped:
+                    if rank and value.dim() != rank:
+                        return NotImplemented
+                    rank = value.dim()
+                elif arg.origin is None:
+                    narrow = max(narrow, value.dim() + 1)
+                else:
+                    return NotImplemented
+            elif type(arg) in PLAIN and arg.layout is strided:
+                value = arg
+                narrow = max(narrow, value.dim() + 1)
+            else:
+                return NotImplemented
+            direct = direct and inert(value)
+            values.append(value)
+        if narrow > rank or values[1].dtype is not values[2].dtype:
+            return NotImplemented
+        return level.wrap(call(*values) if direct else level.below(call, *values))
+
+    return run
+
+
+def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
+    """`call(x, y)` for two operands with lanes, of `rank` dims in each lane, one dtype and one shape, else `otherwise`.
+
+    Of floating point: sums of others have a dtype of their own.
+    """
+    rank += 1
+
+    def run(args: Any, kwargs: dict) -> Any:
+        x, y = args
+        if type(x) is BatchTensor and x.mapped and type(y) is BatchTensor and y.mapped and x.level is y.level:
+            level = x.level
+            value, other = x.value, y.value
+            if (
+                x.home is level.lanes
+                and y.home is x.home
+                and value.dtype is other.dtype
+                and value.dim() == rank
+                and value.shape == other.shape
+                and value.is_floating_point()
+            ):
+                if level.parent is None and inert(value) and inert(other):
+                    return level.wrap(call(value, other))
+                return level.wrap(level.below(call, value, other))
+        return otherwise(args, kwargs)
+
+    return run
+
+
+def write_path(call: Callable) -> Callable:
+    """A pointwise operation in place, of one or two operands; version counters need the state of the plane below."""
+
+    def run(args: Any, kwargs: dict) -> Any:
+        if kwargs or len(args) > 2:
+            return NotImplemented
+        x = args[0]
+        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
+            return NotImplemented
+        level = x.level
+        value = x.value
+        if level.journal is not None:
+            keep(level, value, x.home)
+        if len(args) == 1:
+            level.below(call, value)
+            return x
+        y = args[1]
+        if type(y) is BatchTensor:
+            if y.level is not level or not y.mapped or y.home is not x.home or y.value.dim() != value.dim():
+                return NotImplemented
+            level.below(call, value, y.value)
+            return x
+        if isinstance(y, Tensor):
+            if type(y) is not Tensor or y.dim() >= value.dim():
+                return NotImplemented
+        level.below(call, value, y)
+        return x
+
+    return run
+
+
+def single_path(rule: Rule) -> Callable:
+    """An operation whose first argument is its only tensor operand."""
+
+    def run(args: Any, kwargs: dict) -> Any:
+        x = args[0]
+        if type(x) is not BatchTensor or not x.mapped or x.home is not x.level.lanes:
+            return NotImplemented
+        level = x.level
+        value = x.value
+        if rule.guarded or level.parent or not value.is_cpu or not inert(value) or is_any_autocast_enabled():
+            out = level.below(rule.run, level, args, kwargs)
+        else:
+            out = rule.run(level, args, kwargs)
+        return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+
+    return run
+
+
+def view_path(op: OpOverload, call: Callable, otherwise: Callable) -> Callable:
+    """A view of one tensor: `call(value, ...)` takes it of the values below, or answers None, for `otherwise` to do."""
+    as_it_is = fast_binding(op)
+
+    def run(args: Any, kwargs: dict) -> Any:
+        x = args[0]
+        if kwargs or type(x) is not BatchTensor or x.home is not x.level.lanes:
+            return otherwise(args, kwargs)
+        level = x.level
+        if not x.mapped:
+            sync(x)
+        # Below also for plain values: views of them share their version counters.
+        if not x.mapped:
+            return wrap_unlifted(level, op, args, kwargs, level.below(as_it_is, x.value, *args[1:]))
+        out = level.below(call, x.value, *args[1:])
+        if out is None:
+            return otherwise(args, kwargs)
+        return level.wrap(out) if isinstance(out, Tensor) else [level.wrap(part) for part in out]
+
+    return run
+
+
+def joined_path(call: Callable, new_dim: bool) -> Callable:
+    """`call(tensors, dim)` puts tensors side by side, along a dim of theirs or a new one."""
+
+    def run(args: Any, kwargs: dict) -> Any:
+        tensors = args[0]
+        if kwargs or not tensors or type(first := tensors[0]) is not BatchTensor:
+            return NotImplemented
+        level = first.level
+        home = level.lanes
+        rank, dtype = first.value.dim(), first.value.dtype
+        direct = level.parent is None
+        values: list[Tensor] = []
+        for tensor in tensors:
+            if type(tensor) is not BatchTensor or tensor.level is not level or not tensor.mapped:
+                return NotImplemented
+            value = tensor.value
+            if tensor.home is not home or value.dim() != rank or value.dtype is not dtype:
+                return NotImplemented
+            direct = direct and inert(value)
+            values.append(value)
+        dim = args[1] if len(args) > 1 else 0
+        if dim < (-rank if new_dim else 1 - rank) or (rank == 1 and not new_dim):
+            return NotImplemented
+        dim = dim + 1 if dim >= 0 else dim
+        return level.wrap(call(values, dim) if direct else level.below(call, values, dim))
+
+    return run
+
+
+def operands_path(rule: Rule) -> Callable:
+    """An operation on a few tensors, none of them in a list; some may be the same in all lanes."""
+
+    def run(args: Any, kwargs: dict) -> Any:
+        if kwargs:
+            return NotImplemented
+        level: Any = None
+        for arg in args:
+            if type(arg) is BatchTensor and arg.level is not level:
+                if level is None or arg.level.order > level.order:
+                    level = arg.level
+        if level is None:
+            return NotImplemented
+        lanes = level.lanes
+        direct = not rule.guarded and level.parent is None
+        mapped = uniform = False
+        for arg in args:
+            kind = type(arg)
+            if kind is BatchTensor:
+                if arg.level is not level:
+                    # Of a plane below: a tensor without lanes, unless the lanes here are pairs with its own.
+                    if lanes is not None:
+                        return NotImplemented
+                    continue
+                if arg.home is not lanes:
+                    return NotImplemented
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
+                if arg.mapped:
+                    mapped = True
+                else:
+                    uniform = True
+                value = arg.value
+            elif kind in PLAIN:
+                if arg.layout is not strided:
+                    return NotImplemented
+                value = arg
+            elif isinstance(arg, Tensor):
+                return NotImplemented
+            else:
+                continue
+            if direct and not (inert(value) and value.is_cpu):
+                direct = False
+        if not mapped:
+            return NotImplemented
+        if uniform:
+            args = [
+                arg.value if type(arg) is BatchTensor and arg.level is level and not arg.mapped else arg for arg in args
+            ]
+        if direct and not is_any_autocast_enabled():
+            out = rule.run(level, args, kwargs)
+        else:
+            out = level.below(rule.run, level, args, kwargs)
+        return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+
+    return run

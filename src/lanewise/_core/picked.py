@@ -1,0 +1,87 @@
+"""`x[i]` with a number of each lane: what torch gives is a view, what lanes give is a copy.
+
+A write to the copy would be missing in `x`. Where it is an assignment to a part of it, as in `table[i][j] = v`, it is
+made in `x`, too. Any other starts the `vmap` again, in which lanes then part by their numbers: there, `x[i]` is a view.
+"""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.journal import memory
+from lanewise._core.plane import Plane
+
+# Code of functions whose lanes part by the numbers that they index with.
+by_number: set[Any] = set()
+
+
+class Picked:
+    """A copy that stands for a view.
+
+    Attributes:
+        copy: The copy, as long as it is in use.
+        source, entries: What was indexed, and the numbers.
+        written: Whether something was written to it that the source lacks.
+    """
+
+    __slots__ = ("copy", "source", "entries", "written")
+
+    def __init__(self, copy: weakref.ref, source: Tensor, entries: tuple) -> None:
+        self.copy = copy
+        self.source = source
+        self.entries = entries
+        self.written = False
+
+
+def note(copy: Tensor, source: Tensor, entries: tuple) -> None:
+    """Remember that `copy` is `source[entries]`."""
+    place = memory(copy)
+    for level in {level for entry in entries for level in _levels(entry)}:
+        picked = level.picked
+        if picked is None:
+            picked = level.picked = {}
+
+        def forget(_: Any, picked: dict = picked) -> None:
+            if not picked[place].written:
+                del picked[place]
+
+        picked[place] = Picked(weakref.ref(copy, forget), source, entries)
+
+
+def parts_by_number(entries: tuple) -> bool:
+    """Whether the lanes of an index are to part by it."""
+    return any(level.by_number for entry in entries if isinstance(entry, Plane) for level in _levels(entry))
+
+
+def source_of(tensor: Any) -> tuple[Tensor, tuple] | None:
+    """What a copy was picked from, and by which numbers; None for another tensor."""
+    for level in _levels(tensor):
+        found = None if level.picked is None else level.picked.get(memory(tensor))
+        if found is not None and found.copy() is tensor:
+            return found.source, found.entries
+    return None
+
+
+def assigned(tensor: Any) -> None:
+    """What was written to a copy is in its source now."""
+    for level in _levels(tensor):
+        found = None if level.picked is None else level.picked.get(memory(tensor))
+        if found is not None:
+            found.written = False
+
+
+def lost(level: BatchLevel) -> bool:
+    """Whether a copy was written to that has not gone into its source."""
+    return level.picked is not None and any(each.written for each in level.picked.values())
+
+
+def _levels(tensor: Any) -> list[BatchLevel]:
+    """The levels whose lanes a tensor has, where they can begin again."""
+    found = []
+    while isinstance(tensor, Plane):
+        if type(tensor) is BatchTensor and tensor.mapped and tensor.level.journal is not None:
+            found.append(tensor.level)
+        tensor = tensor.value
+    return found

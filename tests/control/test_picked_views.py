@@ -1,0 +1,161 @@
+"""`x[i]` with a number of each lane is a copy, where torch gives a view: what is written to it reaches `x`."""
+
+import pytest
+import torch
+
+from lanewise import grad, jvp, vmap
+
+D = torch.float64
+
+
+def _assigned_to_a_part(y, i, j, v):
+    y[i][j] = v
+
+
+def _added_to_a_part(y, i, j, v):
+    y[i][j] += v
+
+
+def _added(y, i, j, v):
+    y[i] += v
+
+
+def _added_to_one(y, i, j, v):
+    y[i, j] *= v
+
+
+def _in_a_slice(y, i, j, v):
+    y[i][1:] = v
+
+
+def _of_a_slice(y, i, j, v):
+    y[i, :2][0] = v
+
+
+def _column(y, i, j, v):
+    y[:, j].zero_()
+
+
+def _method(y, i, j, v):
+    y[i].mul_(v)
+
+
+def _kept(y, i, j, v):
+    row = y[i]
+    row += 1
+    row[j] = v
+
+
+def _out(y, i, j, v):
+    torch.add(y[0], v, out=y[i])
+
+
+def _branch(y, i, j, v):
+    if v > 0:
+        y[i].fill_(2)
+    else:
+        y[i][j] = v
+
+
+def _loop(y, i, j, v):
+    for _ in range(int(j) % 3):
+        y[i][j] += v
+
+
+def _short_numbers(y, i, j, v):
+    y[i.to(torch.int32)][j.to(torch.int8)] = v
+
+
+WRITES = [
+    _assigned_to_a_part,
+    _added_to_a_part,
+    _added,
+    _added_to_one,
+    _in_a_slice,
+    _of_a_slice,
+    _column,
+    _method,
+    _kept,
+    _out,
+    _branch,
+    _loop,
+    _short_numbers,
+]
+
+
+def _examples():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 4, 3, dtype=D, generator=generator)
+    return (
+        x,
+        torch.tensor([0, 3, -1, 2, -4]),
+        torch.tensor([2, 0, -3, 1, 1]),
+        torch.tensor([1.5, -2, 3, -0.5, 2], dtype=D),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("write", WRITES, ids=lambda w: w.__name__)
+def test_as_the_loop(write):
+    x, i, j, v = _examples()
+
+    def f(x, i, j, v):
+        y = x * 1
+        write(y, i, j, v)
+        return y
+
+    want = torch.stack([f(*row) for row in zip(x, i, j, v)])
+    for _ in range(2):
+        assert torch.equal(vmap(f)(x, i, j, v), want)
+    assert torch.equal(vmap(f, chunk_size=2)(x, i, j, v), want)
+    nested = vmap(lambda x: vmap(lambda i, j, v: f(x, i, j, v))(i, j, v))(x)
+    assert torch.equal(nested, torch.stack([torch.stack([f(x, *row) for row in zip(i, j, v)]) for x in x]))
+    outer = vmap(lambda i, j, v: vmap(lambda x: f(x, i, j, v))(x))(i, j, v)
+    assert torch.equal(outer, nested.transpose(0, 1))
+    if write is _out:
+        return  # torch differentiates no `out=`
+    leaf = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(sum(f(*row).sin().sum() for row in zip(leaf, i, j, v)), leaf)
+    torch.testing.assert_close(vmap(grad(lambda *row: f(*row).sin().sum()))(x, i, j, v), want)
+    torch.testing.assert_close(grad(lambda x: vmap(f)(x, i, j, v).sin().sum())(x), want)
+    tangent = jvp(lambda x: vmap(f)(x, i, j, v).sin().sum(), (x,), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(tangent, want.sum())
+
+
+def test_written_in_place_to_an_argument():
+    x, i, j, v = _examples()
+    want = x.clone()
+    for row in zip(want, i, j, v):
+        _assigned_to_a_part(*row)
+    vmap(lambda x, i, j, v: _assigned_to_a_part(x, i, j, v))(x, i, j, v)
+    assert torch.equal(x, want)
+
+
+@pytest.mark.parametrize("write", [_assigned_to_a_part, _added_to_a_part, _added, _added_to_one, _in_a_slice])
+def test_assignments_run_the_function_once(write):
+    runs = []
+
+    def f(x, i, j, v):
+        runs.append(1)
+        y = x * 1
+        write(y, i, j, v)
+        return y
+
+    vmap(f)(*_examples())
+    assert len(runs) == 1
+
+
+def test_a_table_that_learns():
+    """Tabular Q-learning: the states and actions of each lane."""
+
+    def learn(start):
+        q, state = torch.zeros(4, 2, dtype=D), start
+        for step in range(6):
+            action = (q[state] + torch.tensor([0.1 * step, 0.25], dtype=D)).argmax()
+            following = (state + action + 1) % 4
+            q[state][action] += 0.5 * ((following == 0) + 0.9 * q[following].max() - q[state][action])
+            state = following
+        return q
+
+    starts = torch.arange(4)
+    assert torch.equal(vmap(learn)(starts), torch.stack([learn(start) for start in starts]))
