@@ -102,3 +102,31 @@ def test_multi_head_attention(need_weights, average, masked):
         rows = [f(lane) for lane in x]
         want = tuple(map(torch.stack, zip(*rows, strict=True))) if need_weights else torch.stack(rows)
         assert_same(vmap(f)(x), want)
+
+
+@pytest.mark.parametrize("dims", [(), (2,), (3, 2), (2, 3, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [None, "bool", "added"])
+def test_attention_of_lanes_as_one_operation(dims, causal, masked):
+    if causal and masked:
+        pytest.skip("torch takes one of both")
+    q, k, v = (torch.randn(4, *dims, 5, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    mask = None
+    if masked:
+        mask = torch.rand(5, 5, generator=torch.Generator().manual_seed(9)) > 0.3
+        mask = mask | torch.eye(5, dtype=torch.bool) if masked == "bool" else mask.float()
+
+    def f(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+    want = torch.stack([f(*row) for row in zip(q, k, v)])
+    torch.testing.assert_close(vmap(f)(q, k, v), want)
+    torch.testing.assert_close(
+        vmap(f, in_dims=(0, None, None))(q, k[0], v[0]), torch.stack([f(x, k[0], v[0]) for x in q])
+    )
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    grads = torch.autograd.grad(vmap(f)(*leaves).sin().sum(), leaves)
+    torch.testing.assert_close(
+        grads, torch.autograd.grad(torch.stack([f(*row) for row in zip(*leaves)]).sin().sum(), leaves)
+    )
+    assert vmap(f)(q[:0], k[:0], v[:0]).shape == (0, *want.shape[1:])

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lanewise._core.batch import BatchLevel
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.direct import unwatched
+from lanewise._core.factories import route_past
+from lanewise._core.plane import recorded
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
+from lanewise._torch_compat import is_grad_enabled
 
 aten = torch.ops.aten
 
@@ -102,6 +106,39 @@ def fused_choice(
         return int(torch.nn.attention.SDPBackend.MATH.value)
     lane = [torch.empty(t.shape, dtype=t.dtype) for t in (query, key, value)]
     return aten._fused_sdp_choice.default(*lane, None, dropout_p, is_causal, scale=scale)
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    """Attention as one operation on the plane below, where it is not recorded on this one; else NotImplemented."""
+    if type(query) is not BatchTensor or type(query.level) is not BatchLevel or dropout_p or enable_gqa:
+        return NotImplemented
+    level = query.level
+    if not level.size or not 2 <= query.dim() <= 4 or not unwatched(level):
+        return NotImplemented
+    for operand in (query, key, value):
+        if not level.mapped(operand) or operand.dim() != query.dim() or operand.dtype is not query.dtype:
+            return NotImplemented
+        if is_grad_enabled() and recorded(operand):
+            return NotImplemented
+    if attn_mask is not None and (type(attn_mask) is not Tensor or attn_mask.requires_grad or attn_mask.dim() > 2):
+        return NotImplemented
+    values = (query.value, key.value, value.value)
+    return level.wrap(level.below(_attention_of_lanes, *values, attn_mask, is_causal, scale))
+
+
+def _attention_of_lanes(query, key, value, mask, is_causal, scale):
+    """query [B, *N, L, E] with up to two dims N -> [B, *N, L, V]; in the four dims that the fused kernels take"""
+    if query.dim() == 3:
+        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale).squeeze(1)
+    if query.dim() == 4:
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale)
+    lanes = query.shape[:2]
+    query, key, value = (t.flatten(0, 1) for t in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
+
+
+route_past(aten.scaled_dot_product_attention.default, _attention)
 
 
 @lane_rule(aten._safe_softmax.default, guarded=False)
