@@ -18,19 +18,13 @@ from lanewise._control.changes import Parts, built, changes, changes_first, narr
 from lanewise._control.compiling import converted_code, instantiate
 from lanewise._control.merging import join
 from lanewise._control.numbers import one_number
-from lanewise._control.scopes import MUTATING
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.direct import METHODS
 from lanewise._core.lanes import Lanes, Restart, Target, machine
+from lanewise._core.libraries import is_library
+from lanewise._core.outside import MUTATING
 from lanewise._torch_compat import has_module_hooks
-
-# Packages whose functions run as they are: they do not branch on lane values, or answer for it themselves.
-LIBRARIES = frozenset({"torch", "numpy", "lanewise", "tqdm", "typing_extensions", *sys.stdlib_module_names}) - {
-    "__main__",
-    "this",
-    "antigravity",
-}
 
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.
 replaced: dict[Any, Callable] = {**seeds.stand_ins}
@@ -162,11 +156,6 @@ def _way(func: types.FunctionType) -> Any:
         return _CALLBACKS if module.startswith(_CALLING) and not module.startswith("lanewise._core.") else _PASS
     code = converted_code(func)
     return _APART if isinstance(code, Unsupported) else code
-
-
-def is_library(func: types.FunctionType) -> bool:
-    """Whether a function belongs to a library whose functions run as they are."""
-    return str(func.__globals__.get("__name__", "")).partition(".")[0] in LIBRARIES
 
 
 def _unwrapped(func: types.FunctionType) -> types.FunctionType:

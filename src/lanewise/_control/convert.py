@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from lanewise._control import flow  # noqa: F401  (what converted code calls)
-from lanewise._control.callees import call_apart, callee, is_library
+from lanewise._control.callees import call_apart, callee
 from lanewise._control.compiling import converted_code
 from lanewise._control.source import Unsupported
+from lanewise._core.libraries import is_library
 
 
 def converted(func: Callable) -> Callable | None:

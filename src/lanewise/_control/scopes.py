@@ -3,18 +3,14 @@
 import ast
 from collections.abc import Iterable, Iterator
 
+from lanewise._core.outside import MUTATING
+
 # Statements after which lanes that took different ways come together.
 FORKS = (ast.If, ast.While, ast.For, ast.Assert)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 JUMPS = (ast.Return, ast.Break, ast.Continue)
 PREFIX = "_lw"
-# Methods that change what they are called on.
-MUTATING = frozenset(
-    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
-    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
-    "writelines move_to_end".split()
-)
 
 
 def inside(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:

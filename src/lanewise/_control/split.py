@@ -16,6 +16,7 @@ from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.level import current_level, on_plane
+from lanewise._core.outside import held_before, reach_of
 from lanewise._core.picked import by_number
 from lanewise._core.plane import recorded
 from lanewise._core.random import Generators, reseat_generators
@@ -44,6 +45,7 @@ def run_apart(
     )
     code = code_of(call.func)
     func = None if code in _as_written else converted(call.func)
+    held = held_before(reach_of(call.func), leaves)
     while True:
         level = _level(place, randomness, flat)
         if code in by_number:
@@ -72,6 +74,8 @@ def run_apart(
             if restart is None:
                 raise
             level.journal.undo(level)
+            if held is not None:
+                held.put_back()
             flat = flat and restart.flat
             if not restart.structured:
                 func = None

@@ -51,6 +51,11 @@ from lanewise._control.source import Function, Unsupported
 _FRAME = "_lw_f"
 # Expressions whose value is a new container.
 _NEW = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+# Methods from which Python takes nothing but a number or a text of its own: they run as they were written.
+_ANSWERS = frozenset(
+    "__bool__ __bytes__ __complex__ __contains__ __float__ __format__ __hash__ __index__ __int__ __len__ "
+    "__length_hint__ __repr__ __str__".split()
+)
 _UNSUPPORTED = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
@@ -379,7 +384,7 @@ class _Rewriter(Expressions):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
         for statement in node.body:
-            if isinstance(statement, ast.FunctionDef):
+            if isinstance(statement, ast.FunctionDef) and statement.name not in _ANSWERS:
                 self.nested(statement)
         self.known.add(node.name)
         return node

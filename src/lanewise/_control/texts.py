@@ -12,7 +12,7 @@ import linecache
 import types
 from typing import Any
 
-from lanewise._control.callees import LIBRARIES
+from lanewise._core.libraries import LIBRARIES
 from lanewise._core.surface import asking
 
 # Packages that look at values for the person who runs the program.

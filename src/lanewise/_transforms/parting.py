@@ -11,6 +11,7 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Disagreement, Restart, arrived
 from lanewise._core.level import current_level
+from lanewise._core.outside import Before
 from lanewise._core.picked import by_number, lost
 from lanewise._core.random import reseat_generators
 
@@ -65,8 +66,10 @@ def check_lost(level: BatchLevel, code: Any) -> None:
         raise Disagreement(level) if type(level) is BatchLevel else Restart(level)
 
 
-def start_again(level: BatchLevel, code: Any, error: BaseException) -> None:
+def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before | None) -> None:
     """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part.
+
+    `held`: what objects outside held before that, if it may have changed them.
 
     Raises `error` again where they did not disagree.
     """
@@ -74,5 +77,7 @@ def start_again(level: BatchLevel, code: Any, error: BaseException) -> None:
         raise error
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
+    if held is not None:
+        held.put_back()
     reseat_generators(level)
     parted.add(code)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.lanes import Disagreement, machine, raise_caught
+from lanewise._core.outside import held_before, reach_of
 from lanewise._core.random import Generators
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
@@ -102,6 +103,7 @@ def vmap(
     plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
     estimates: dict = {}
     code = code_of(func)
+    reach = reach_of(func)
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -115,6 +117,7 @@ def vmap(
         if size >= 0 and not ((parted or machine.boundaries) and parts(code)):
             level = BatchLevel(size, randomness)
             generators = None if randomness == "error" else Generators()
+            held = None if reach is None and front and not kwargs else held_before(reach, (*args, *kwargs.values()))
             try:
                 with level:
                     lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
@@ -131,7 +134,7 @@ def vmap(
                     leaves, dims, spec = leave(level, out, out_dims, func, args)
                 return unflatten(leaves, spec)
             except BaseException as error:
-                start_again(level, code, error)
+                start_again(level, code, error, held)
                 if generators is not None:
                     generators.reseat()
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
@@ -225,6 +228,7 @@ def run_lanes(
         lanes = list(leaves)
         level = BatchLevel(length, randomness, total, start)
         generators = None if randomness == "error" else Generators()
+        held = held_before(reach_of(call.func), lanes)
         try:
             with level:
                 level.restartable = True
@@ -239,7 +243,7 @@ def run_lanes(
                 check_lost(level, code)
                 return leave(level, out, out_dims, call.func, leaves)
         except BaseException as error:
-            start_again(level, code, error)
+            start_again(level, code, error, held)
             if generators is not None:
                 generators.reseat()
     try:

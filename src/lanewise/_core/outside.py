@@ -1,0 +1,392 @@
+"""What a function may change outside of it, so that what a run changed can be put back when the function starts again.
+
+A function that changes no object pays nothing for that: its code is looked at once. One that may do so has what it can
+reach looked at before each call: its arguments, what it has captured, and the globals that it names.
+"""
+
+import collections
+import dis
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from lanewise._core.holdings import Held, look, put_back
+from lanewise._core.libraries import is_library, of_library
+
+# Methods that change what they are called on.
+MUTATING = frozenset(
+    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
+    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
+    "writelines move_to_end".split()
+)
+# Other names of what changes objects that are given to it, or have it.
+_CHANGING = MUTATING | frozenset(
+    "setattr delattr setitem delitem heappush heappop heapify heapreplace heappushpop insort insort_left insort_right "
+    "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
+    "iadd iconcat ior iand isub ixor imul seek truncate".split()
+)
+# So many entries of objects are looked at before a call.
+_MOST = 5000
+# Among so many, objects with methods of the user's are looked for.
+_NEAR = 200
+# So many functions and objects are followed from a function.
+_MANY = 500
+_CONTAINERS = frozenset({list, tuple, dict, set, collections.OrderedDict, collections.deque, collections.defaultdict})
+_FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
+# Instructions that put a new container or a number on the stack, and those that only move what is there.
+_MADE = frozenset(
+    "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
+    "MAP_ADD SET_ADD LOAD_CONST LOAD_SMALL_INT BINARY_OP COMPARE_OP UNARY_NEGATIVE".split()
+)
+_SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
+_IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
+_BY_NAME = frozenset({"getattr", "methodcaller"})
+_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__", "__class_getitem__"})
+
+
+class _Facts:
+    """What code does to objects, that of functions inside it too.
+
+    Attributes:
+        changes: Whether it may change some that it has not made.
+        names: Globals that it reads, but for functions of builtins and libraries.
+        stored: Globals that it binds.
+        attributes, bound: Names of attributes, and of those that it binds.
+    """
+
+    __slots__ = ("changes", "names", "stored", "attributes", "bound")
+
+    def __init__(self, code: types.CodeType, variables: dict) -> None:
+        self.changes = False
+        self.names: set[str] = set()
+        self.stored: set[str] = set()
+        self.attributes: set[str] = set()
+        self.bound: set[str] = set()
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        own = _own(code, steps)
+        if not _BY_NAME.isdisjoint(code.co_names):
+            self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
+        to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
+        for place, step in enumerate(steps):
+            kind, name = step.opname, step.argval
+            before = steps[place - 1] if place else None
+            if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self.changes = self.changes or name in _CHANGING or (name == "print" and to_file)
+                if not _of_no_account(variables.get(name)):
+                    self.names.add(name)
+            elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                self.stored.add(name)
+                self.changes = True
+            elif kind in ("STORE_DEREF", "DELETE_DEREF"):
+                self.changes = self.changes or name in code.co_freevars
+            elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+                self.attributes.add(name)
+                if name in _CHANGING or name.startswith("register_"):
+                    self.changes = self.changes or not _loads(before, own)
+            elif kind in ("STORE_ATTR", "DELETE_ATTR"):
+                self.bound.add(name)
+                self.changes = True
+            elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
+                self.changes = self.changes or not (place > 1 and _loads(steps[place - 2], own))
+            elif kind.startswith("INPLACE_") or (kind == "BINARY_OP" and step.argrepr in _IN_PLACE):
+                after = steps[place + 1] if place + 1 < len(steps) else None
+                self.changes = self.changes or not (_stores(after) and after.argval in own)  # type: ignore[union-attr]
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                inner = _facts(const, variables)
+                self.changes = self.changes or inner.changes
+                self.names |= inner.names
+                self.stored |= inner.stored
+                self.attributes |= inner.attributes
+                self.bound |= inner.bound
+
+
+def _own(code: types.CodeType, steps: list) -> set[str]:
+    """Variables that hold nothing but numbers and containers that the function makes."""
+    packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    own = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount + packed :])
+    kinds = [step.opname for step in steps]
+    for place, step in enumerate(steps):
+        if _stores(step):
+            first = place
+            while kinds[first - 1] in _SHUFFLING:
+                first -= 1
+            count = 1 + kinds[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
+            if not _MADE.issuperset(kinds[max(first - count, 0) : first]):
+                own.discard(step.argval)
+    return own
+
+
+def _loads(step: Any, names: set[str]) -> bool:
+    return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
+
+
+def _stores(step: Any) -> bool:
+    return step is not None and step.opname == "STORE_FAST"
+
+
+def _of_no_account(value: Any) -> bool:
+    """Whether a global is part of a library."""
+    if isinstance(value, types.FunctionType):
+        return is_library(value)
+    if isinstance(value, types.ModuleType):
+        return of_library(value.__name__)
+    if isinstance(value, type):
+        return of_library(value.__module__)
+    return isinstance(value, types.BuiltinFunctionType)
+
+
+# By code: what it does. (What it names may have become something else since, but for functions of libraries.)
+_known: dict[types.CodeType, _Facts] = {}
+
+
+def _facts(code: types.CodeType, variables: dict) -> _Facts:
+    found = _known.get(code)
+    if found is None:
+        found = _known[code] = _Facts(code, variables)
+    return found
+
+
+# --- what a call can reach --------------------------------------------------------------------------------------------
+
+
+class Reach:
+    """What a function may change: functions that it may call, and objects that come with it.
+
+    Attributes:
+        functions: The function and those of the user's that it names or has captured.
+        things: What it is bound to.
+        bound: Names of the attributes that they bind, of classes and modules perhaps.
+        changes: Whether they may change anything.
+    """
+
+    __slots__ = ("functions", "things", "bound", "changes", "_pending")
+
+    def __init__(self, *things: Any, verdict: bool = False) -> None:
+        """`verdict`: only whether they change anything is asked."""
+        self.functions: dict[types.FunctionType, _Facts] = {}
+        self.things: list[Any] = []
+        self.bound: set[str] = set()
+        self.changes = False
+        self._pending = list(things)
+        followed: set[int] = set()
+        for thing in self._pending:  # which grows on the way, and keeps what it has, so that no id is used again
+            if verdict and self.changes:
+                break
+            if id(thing) not in followed:
+                followed.add(id(thing))
+                self._follow(thing)
+            if len(followed) > _MANY:
+                self.changes = True
+                break
+
+    def _follow(self, thing: Any) -> None:
+        kind = type(thing)
+        if kind is types.FunctionType:
+            while hasattr(thing, "__wrapped__"):
+                thing = thing.__wrapped__
+            if type(thing) is not types.FunctionType:
+                self._pending.append(thing)
+            elif thing not in self.functions and not is_library(thing):
+                self._read(thing)
+        elif kind is types.MethodType:
+            self._pending += [thing.__self__, thing.__func__]
+        elif kind is functools.partial:
+            self._pending += [thing.func, *thing.args, *thing.keywords.values()]
+        elif not isinstance(thing, (Tensor, types.ModuleType)):
+            self.things.append(thing)
+            for changing in _changing(thing):
+                if isinstance(changing, type):
+                    self.changes = True
+                    self._pending += _functions_of(changing)
+                else:
+                    self._pending.append(changing)
+
+    def _read(self, func: types.FunctionType) -> None:
+        variables = func.__globals__
+        facts = self.functions[func] = _facts(func.__code__, variables)
+        self.changes = self.changes or facts.changes
+        self.bound |= facts.bound
+        for cell in func.__closure__ or ():
+            try:
+                self._pending.append(cell.cell_contents)
+            except ValueError:
+                pass  # not bound yet
+        for name in facts.names:
+            value = variables.get(name)
+            if isinstance(value, types.ModuleType):
+                self.things.append(value)
+                found = [vars(value).get(attribute) for attribute in facts.attributes]
+                self._pending += [each for each in found if not _of_no_account(each)]
+            elif not _of_no_account(value):
+                self._pending.append(value)
+
+    def roots(self, args: Iterable[Any]) -> Iterable[Any]:
+        """Where to look for objects that a call may change."""
+        yield from args
+        yield from self.things
+        for func in self.functions:
+            yield from func.__closure__ or ()
+            yield from func.__defaults__ or ()
+            yield from (func.__kwdefaults__ or {}).values()
+            if func.__dict__:
+                yield func.__dict__
+
+
+# By class: whether a method of it may change objects.
+_classes: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
+# By module: what `_changing` finds.
+_modules: "weakref.WeakKeyDictionary[nn.Module, list[Any]]" = weakref.WeakKeyDictionary()
+
+
+def _changing(thing: Any) -> list[Any]:
+    """Classes with methods that may change objects, and functions, that an object is of or has."""
+    if isinstance(thing, type):
+        return [thing] if _class_changes(thing) else []
+    if not isinstance(thing, nn.Module):
+        return _found_below([thing], _NEAR)
+    found = _modules.get(thing)
+    if found is None:
+        modules = list(thing.modules())
+        found = _modules[thing] = _found_below(modules, _NEAR + 10 * len(modules))
+    return found
+
+
+def _found_below(pending: list[Any], most: int) -> list[Any]:
+    """Such classes and functions among objects and what they hold, the nearest first, up to so many objects."""
+    found: dict[Any, None] = {}
+    seen: set[int] = set()
+    for thing in pending:  # which grows on the way
+        kind = type(thing)
+        if kind in _QUIET or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        held: Any = ()
+        if kind in _FUNCTIONS:
+            found[thing] = None
+        elif kind in _CONTAINERS:
+            held = thing.values() if isinstance(thing, dict) else thing
+        elif not of_library(kind.__module__):
+            if _class_changes(kind):
+                found[kind] = None
+            attributes = getattr(thing, "__dict__", None)
+            held = attributes.values() if type(attributes) is dict else ()
+        if len(pending) + len(held) <= most:
+            pending += held
+    return list(found)
+
+
+def _class_changes(kind: type) -> bool:
+    if of_library(kind.__module__):
+        return False
+    found = _classes.get(kind)
+    if found is None:
+        _classes[kind] = False  # while it is looked at
+        found = _classes[kind] = Reach(*_functions_of(kind), verdict=True).changes
+    return found
+
+
+def _functions_of(kind: type) -> list[Any]:
+    found: list[Any] = []
+    for base in kind.__mro__:
+        if of_library(base.__module__):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, property):
+                found += [each for each in (value.fget, value.fset) if each is not None]
+            elif isinstance(value, (staticmethod, classmethod)):
+                found.append(value.__func__)
+            elif isinstance(value, types.FunctionType) and name not in _MAKING:
+                found.append(value)
+    return found
+
+
+# --- what it held before ----------------------------------------------------------------------------------------------
+
+
+class _Unset:
+    """In place of a global or an attribute that was not bound."""
+
+
+class Before:
+    """What objects outside held before a call."""
+
+    __slots__ = ("held", "names")
+
+    def __init__(self, reach: Reach, args: Iterable[Any]) -> None:
+        self.held: list[Held] = look(reach.roots(args), _MOST, whole=False)  # type: ignore[assignment]
+        self.names: list[tuple[Any, str, Any]] = []
+        for func, facts in reach.functions.items():
+            self._note(func.__globals__, facts.stored)
+        owners = {type(thing) for thing, _, _ in self.held}
+        owners = [kind for kind in owners if not of_library(kind.__module__)]
+        for owner in (*owners, *[thing for thing in reach.things if isinstance(thing, (type, types.ModuleType))]):
+            self._note(owner, reach.bound)
+
+    def _note(self, owner: Any, names: Iterable[str]) -> None:
+        variables = owner if type(owner) is dict else vars(owner)
+        self.names += [(owner, name, variables.get(name, _Unset)) for name in names]
+
+    def put_back(self) -> None:
+        """Make them hold it again."""
+        for held in self.held:
+            put_back(held)
+        for owner, name, value in self.names:
+            if type(owner) is dict:
+                if value is not _Unset:
+                    owner[name] = value
+                else:
+                    owner.pop(name, None)
+            elif vars(owner).get(name, _Unset) is not value:
+                if value is not _Unset:
+                    setattr(owner, name, value)
+                else:
+                    delattr(owner, name)
+
+
+def reach_of(func: Any) -> Reach | None:
+    """What a function may change; None where it changes no objects."""
+    if _is_quiet(func, 3):
+        return None
+    reach = Reach(func)
+    return reach if reach.changes else None
+
+
+# Types of objects that change nothing, as far as they have been met.
+_QUIET = {types.BuiltinFunctionType, Tensor, nn.Parameter, int, float, str, bool, type(None)}
+
+
+def _is_quiet(thing: Any, depth: int) -> bool:
+    """Whether it is known at once that a function changes no objects, and has none."""
+    kind = type(thing)
+    if kind is not types.FunctionType:
+        return kind in _QUIET or (kind is type and not _class_changes(thing))
+    facts = _known.get(thing.__code__)
+    if facts is None or facts.changes or thing.__dict__ or not depth:
+        return False
+    for cell in thing.__closure__ or ():
+        try:
+            if not _is_quiet(cell.cell_contents, depth - 1):
+                return False
+        except ValueError:
+            return False
+    variables = thing.__globals__
+    for name in facts.names:
+        if not _is_quiet(variables.get(name), depth - 1):
+            return False
+    return True
+
+
+def held_before(reach: Reach | None, args: Iterable[Any]) -> Before | None:
+    """What objects hold before a call of a function with these arguments, where it may change them."""
+    args = [arg for arg in args if not isinstance(arg, Tensor)]
+    if reach is None:
+        if not args or not any(map(_changing, args)):
+            return None
+        reach = Reach(*args)
+    return Before(reach, args)
