@@ -3,9 +3,14 @@
 Each does what the original does where no argument has lanes.
 """
 
+import datetime
+import decimal
 import functools
+import json
+import marshal
 import math
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.callees import fn, replaced, replaced_methods
-from lanewise._control.changes import changes
+from lanewise._control.changes import changes, watched
 from lanewise._control.merging import join
 from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers
@@ -146,6 +151,35 @@ def type_(*args: Any, **kwargs: Any) -> Any:
 def next_(iterator: Any, *default: Any) -> Any:
     """`next(iterator)`, which changes the iterator for all lanes."""
     return next(changes(iterator), *default)
+
+
+# --- functions of libraries that take nothing but Python's own numbers ------------------------------------------------
+
+
+def _plain(thing: Any) -> Any:
+    """Numbers with lanes, also in containers, as those of the lanes that go on."""
+    kind = type(thing)
+    if kind is LaneNumber:
+        return thing.resolve()
+    if kind is list or kind is tuple:
+        return kind([_plain(entry) for entry in thing])
+    if kind is dict:
+        return {_plain(key): _plain(value) for key, value in thing.items()}
+    return thing
+
+
+def _with_plain(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def stand_in(*args: Any, default: Callable | None = None, **kwargs: Any) -> Any:
+        if default is not None:
+            kwargs["default"] = lambda thing: _plain(default(thing))
+        return watched(function, None, *_plain(args), **_plain(kwargs))
+
+    return stand_in
+
+
+for _function in (json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps, decimal.Decimal, datetime.timedelta):
+    replaced[_function] = _with_plain(_function)
 
 
 # --- functions of functions ------------------------------------------------------------------------------------------

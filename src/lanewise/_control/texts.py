@@ -7,8 +7,11 @@ argument of `print`, or part of an error that is raised.
 
 import ast
 import builtins
+import io
 import itertools
 import linecache
+import logging
+import sys
 import types
 from typing import Any
 
@@ -18,15 +21,19 @@ from lanewise._core.surface import asking
 # Packages that look at values for the person who runs the program.
 _LOOKING = frozenset(
     {"IPython", "_pydevd_bundle", "_pytest", "debugpy", "icecream", "ipdb", "pluggy", "pudb", "pydevd", "rich"}
+    | {"bdb", "cmd", "code", "doctest", "lanewise", "pdb", "traceback", "tqdm", "unittest", "warnings"}
 )
 # Modules whose functions show what they are given; of `pprint` and the like, those that return nothing.
-_SHOWING = frozenset({"icecream", "logging", "loguru", "rich", "tqdm", "traceback", "warnings"})
+_SHOWING = frozenset({"icecream", "loguru", "rich", "tqdm", "traceback", "warnings"})
+_LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"})
 _SHOWING_NAMES = frozenset({"print", "pprint", "pp", "warn"})
 # Methods that make a text of itself a part of another.
 _TEXTUAL = frozenset(dir(str)) - {"encode", "count", "find", "index", "rfind", "rindex", "startswith", "endswith"}
 _MAKING = frozenset({str, repr, format, ascii, list, tuple, sorted, reversed, map})
 # Modules that call functions in the place of converted code.
-_CALLING = frozenset({f"lanewise._control.{name}" for name in ("boundary", "callees", "changes", "replacements")})
+_CALLING = frozenset(
+    {f"lanewise._control.{name}" for name in ("boundary", "callees", "changes", "replacements", "tensor_calls")}
+)
 # Packages that make the text of a record, a part of another text.
 _DESCRIBING = frozenset({"collections", "dataclasses", "reprlib"})
 _SPECIAL = frozenset({"__str__", "__repr__", "__format__"})
@@ -103,6 +110,7 @@ def _source_of(frame: types.FrameType, lines: list[str]) -> _Source:
 
 def is_used(frame: types.FrameType | None) -> bool:
     """Whether the text that a frame asks for is used, not shown."""
+    inside = False  # code of a library has asked for it
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
         package = module.partition(".")[0]
@@ -111,28 +119,45 @@ def is_used(frame: types.FrameType | None) -> bool:
         if generated or package in _DESCRIBING or module in _CALLING:
             frame = frame.f_back
             continue
-        if package in LIBRARIES or package in _LOOKING:
+        if package in _LOOKING:
             return False
-        if not lines:
+        if package == "logging" and code.co_name == "emit":
+            return _logged(frame.f_locals.get("self"))
+        library = package in LIBRARIES
+        if not lines and not library:
             return _SHOWING_NAMES.isdisjoint(code.co_names)
         source = _source_of(frame, lines)
         node = source.at(frame)
-        fate = _USED if node is None else _fate(source, node, frame)
+        if library:
+            if node is not None and _fate(source, node, frame, inside) is _SHOWN:
+                return False
+            inside, frame = True, frame.f_back
+            continue
+        fate = _USED if node is None else _fate(source, node, frame, inside)
         if fate is not _RETURNED or code.co_name not in _SPECIAL:
             return fate is not _SHOWN
         frame = frame.f_back  # the text of an object is used where that is asked for
     return False
 
 
-def _fate(source: _Source, node: ast.AST, frame: types.FrameType) -> str:
-    """What the statement around does with a text, or with what it is made a part of."""
-    if isinstance(node, ast.Call) and _shows(node, frame):
-        return _SHOWN
+def _fate(source: _Source, node: ast.AST, frame: types.FrameType, inside: bool) -> str:
+    """What the statement around does with a text, or with what it is made a part of.
+
+    `inside`: a library has asked for it, called at `node`.
+    """
+    if isinstance(node, ast.Call):
+        if _shows(node, frame):
+            return _SHOWN
+        dropped = isinstance(source.around[node], ast.Expr)
+        if (dropped or not inside) and not _makes_text(node, frame):
+            return _USED  # by what is called
     while not isinstance(node, ast.stmt):
         part, node = node, source.around[node]
         if isinstance(node, ast.Call):
-            if isinstance(source.around[node], ast.Raise) or _shows(node, frame):
+            if _shows(node, frame):
                 return _SHOWN
+            if isinstance(source.around[node], ast.Raise):
+                return _raised(source, node, frame)
             if part is node.func or not _makes_text(node, frame):
                 return _USED
         elif isinstance(node, ast.Attribute):
@@ -159,25 +184,104 @@ def _fate(source: _Source, node: ast.AST, frame: types.FrameType) -> str:
             return _USED
     if isinstance(node, ast.Return):
         return _RETURNED
-    return _SHOWN if isinstance(node, (ast.Expr, ast.Raise, ast.Assert)) else _USED
+    if isinstance(node, (ast.Raise, ast.Assert)):
+        return _raised(source, node, frame)
+    return _SHOWN if isinstance(node, ast.Expr) else _USED
+
+
+def _raised(source: _Source, node: ast.AST, frame: types.FrameType) -> str:
+    """The fate of the text of an error: used where code of the function catches the error under a name."""
+    while not _catches(source, node):
+        below: Any = frame.f_back
+        while below is not None and (
+            str(below.f_globals.get("__name__")) in _CALLING or not linecache.getlines(below.f_code.co_filename)
+        ):
+            below = below.f_back
+        if below is None or str(below.f_globals.get("__name__")).partition(".")[0] in LIBRARIES | _LOOKING:
+            return _SHOWN  # it leaves the mapped function, or goes to code that does not look at its text
+        frame = below
+        source = _source_of(frame, linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+        found = source.at(frame)
+        if found is None:
+            return _USED
+        node = found
+    return _USED
+
+
+def _catches(source: _Source, node: ast.AST) -> bool:
+    """Whether a `try` around, in the same function, catches errors under a name."""
+    while node in source.around:
+        part, node = node, source.around[node]
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+        if isinstance(node, ast.Try) and part in node.body and any(handler.name for handler in node.handlers):
+            return True
+    return False
 
 
 def _shows(call: ast.Call, frame: types.FrameType) -> bool:
     """Whether a call shows its arguments."""
     func = _value_of(call.func, frame)
-    if func is None or any(entry.arg == "file" and not _is_stream(entry.value) for entry in call.keywords):
+    if func is None:
         return False
+    name, owner = getattr(func, "__name__", ""), getattr(func, "__self__", None)
     package = str(getattr(func, "__module__", "")).partition(".")[0]
-    if package in _SHOWING or func is builtins.print:
-        return True
-    owner = getattr(func, "__self__", None)
-    if getattr(func, "__name__", "") in ("write", "writelines"):
-        return getattr(owner, "name", None) in ("<stdout>", "<stderr>")
-    return package in ("pprint", "_warnings") and func.__name__ in _SHOWING_NAMES
+    if package == "logging":
+        return name in _LOGGING and not _kept_by(owner if isinstance(owner, logging.Logger) else logging.getLogger())
+    if name in ("write", "writelines"):
+        return not _is_file(owner)
+    if package == "pprint" and owner is not None:
+        return name == "pprint" and not _is_file(getattr(owner, "_stream", None))
+    if func is builtins.print or package in _SHOWING or (package in ("pprint", "_warnings") and name in _SHOWING_NAMES):
+        return not _goes_to_a_file(call, frame)
+    return False
 
 
-def _is_stream(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr")
+def _goes_to_a_file(call: ast.Call, frame: types.FrameType) -> bool:
+    """Whether `print`, or its like, writes to what may be read again."""
+    for entry in call.keywords:
+        if entry.arg in ("file", "stream"):
+            stream = _value_of(entry.value, frame)
+        elif entry.arg is None:
+            options = _value_of(entry.value, frame)
+            stream = options.get("file") if isinstance(options, dict) else None
+            if stream is None:
+                continue
+        else:
+            continue
+        if stream is None and not (isinstance(entry.value, ast.Constant) and entry.value.value is None):
+            return True  # what it is cannot be told
+        if stream is not None:
+            return _is_file(stream)
+    return _keeps(sys.stdout)
+
+
+def _is_file(stream: Any) -> bool:
+    """Whether a stream is none of those that show what is written, or keeps it."""
+    shown = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return not any(stream is one for one in shown) or _keeps(stream)
+
+
+def _keeps(stream: Any) -> bool:
+    """Whether a stream in the place of the terminal holds what is written for the program to read."""
+    if type(stream) is io.TextIOWrapper:
+        return stream.name not in ("<stdout>", "<stderr>")
+    return type(stream) is io.StringIO
+
+
+def _logged(handler: Any) -> bool:
+    """Whether a handler of log records writes them to what may be read again."""
+    package = type(handler).__module__.partition(".")[0]
+    return package not in _LOOKING and _keeps(getattr(handler, "stream", None))
+
+
+def _kept_by(logger: Any) -> bool:
+    """Whether any handler of a logger does."""
+    while logger is not None:
+        if any(map(_logged, logger.handlers)):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
 
 
 def _makes_text(call: ast.Call, frame: types.FrameType) -> bool:
