@@ -273,13 +273,13 @@ SHOWN = {
 def warned(x):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        linecache.cache["<invented>"] = (1, None, _LINES, "<invented>")
         LIBRARY["warning"](x)
 
 
 # What a module of a library might do.
 LIBRARY = {"__name__": "torch.invented", "warnings": warnings}
 _LINES = ["def warning(x):\n", "    warnings.warn(f'{x} is odd')\n"]
-linecache.cache["<invented>"] = (1, None, _LINES, "<invented>")
 exec(compile("".join(_LINES), "<invented>", "exec"), LIBRARY)
 
 

@@ -16,6 +16,7 @@ from lanewise._control import seeds
 from lanewise._control.boundary import boundary
 from lanewise._control.changes import Parts, built, changes, changes_first, narrowed, watched
 from lanewise._control.compiling import converted_code, instantiate
+from lanewise._control.iterators import reach_iterators
 from lanewise._control.merging import join
 from lanewise._control.numbers import one_number
 from lanewise._control.source import Unsupported
@@ -258,9 +259,12 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
     finally:
         # Each run has changed what the others did, or they may fail for that.
         kind = sys.exc_info()[0]
-        if (waited or len(runs) > 1) and (kind is None or issubclass(kind, Exception)) and parts.changed():
-            parts.begin_again()
-            raise Restart(level) from None
+        if (waited or len(runs) > 1) and (kind is None or issubclass(kind, Exception)):
+            if parts.changed():
+                parts.begin_again()
+                raise Restart(level) from None
+            if len(runs) > 1 and reach_iterators(parts.things):
+                raise Restart(level) from None
 
 
 def _counted(runs: list[None], func: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -158,16 +158,3 @@ def changes_first(func: Callable, *args: Any, **kwargs: Any) -> Any:
 def built(kind: type, *args: Any, **kwargs: Any) -> Any:
     """An object that the running lanes make."""
     return made(kind(*args, **kwargs))
-
-
-# --- iterators ------------------------------------------------------------------------------------------------------
-
-
-def holds_iterators(variables: Any) -> bool:
-    """Whether one of the variables where lanes part is an iterator: each lane would have one of its own."""
-    for value in variables.values():
-        if hasattr(type(value), "__next__"):
-            break
-    else:
-        return False
-    return any(hasattr(type(value), "__next__") and not name.startswith("_lw") for name, value in variables.items())

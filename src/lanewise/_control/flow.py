@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lanewise._control import compiling
 from lanewise._control.callees import fn
-from lanewise._control.changes import changes, changes_outside, holds_iterators, made
+from lanewise._control.changes import changes, changes_outside, made
 from lanewise._control.fusion import fused
+from lanewise._control.iterators import hold_iterators, refuse_iterators
 from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
@@ -206,18 +207,8 @@ def branch(frame: Frame, condition: Any) -> Any:
         return _YES
     if verdict is False:
         return _NO
-    _refuse_iterators(level)
+    refuse_iterators(level, 1)
     return Branch(frame, verdict)
-
-
-def _refuse_iterators(level: Any) -> None:
-    """Where lanes part: an iterator in a variable would be one for all of them."""
-    variables: Any = sys._getframe(2).f_locals
-    found = holds_iterators(variables)
-    if type(variables) is dict:
-        variables.clear()  # before Python 3.13 the frame keeps the dict, and what is in it
-    if found:
-        raise Restart(level)
 
 
 class Branch:
@@ -344,7 +335,7 @@ class Loop:
         return False
 
     def _leave(self, side: list[tuple[Lanes, list[Any]]], lanes: Lanes, variables: dict) -> None:
-        if holds_iterators(variables):
+        if hold_iterators(variables):
             raise Restart(self.frame.level)
         side.append((lanes, self.frame.state(self.names, variables)))
         if len(side) >= _MANY:
@@ -428,6 +419,7 @@ class Loop:
 def _each(verdict: tuple[Tensor, Tensor], *sides: Any) -> Any:
     """What sides give for the lanes that take them."""
     level: Any = machine.level
+    refuse_iterators(level, 2)
     base = level.lanes
     pieces, values = [], []
     for positions, side in zip(verdict, sides):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lanewise._control.callees import fn, replaced, replaced_methods
 from lanewise._control.changes import changes, watched
+from lanewise._control.iterators import refuse_iterators
 from lanewise._control.merging import join
 from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers
@@ -251,6 +252,7 @@ def _quantifier(function: Callable, ends: bool) -> Callable:
             if verdict is ends:
                 break
             if isinstance(verdict, tuple):
+                refuse_iterators(level, 1)
                 lanes = level.lanes
                 pieces.append(child(lanes, verdict[not ends]))
                 level.lanes = child(lanes, verdict[ends])

@@ -1,0 +1,101 @@
+"""Iterators within reach where lanes part: what some lanes take from one would be gone for the others."""
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from lanewise._core.lanes import Restart
+from lanewise._core.libraries import of_library
+
+# So many objects are looked at.
+_MOST = 200
+_PLAIN, _ITERATOR, _SEQUENCE, _MAPPING, _FUNCTION, _METHOD, _OBJECT, _MODULE = range(8)
+# What every module has.
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+# By type: how to look at an object.
+_ways: dict[type, int] = {
+    **dict.fromkeys((list, tuple, set, deque), _SEQUENCE),
+    **dict.fromkeys((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType), _METHOD),
+    dict: _MAPPING,
+    types.FunctionType: _FUNCTION,
+    functools.partial: _FUNCTION,
+}
+
+
+def _way(kind: type) -> int:
+    found = _ways.get(kind)
+    if found is None:
+        if hasattr(kind, "__next__"):
+            found = _ITERATOR
+        elif of_library(kind.__module__):
+            found = _PLAIN
+        else:
+            found = _MODULE if issubclass(kind, nn.Module) else _OBJECT
+        _ways[kind] = found
+    return found
+
+
+def reach_iterators(things: Iterable[Any]) -> bool:
+    """Whether one of the objects is an iterator, or has one."""
+    pending = [thing for thing in things if _way(type(thing)) is not _PLAIN]
+    seen: set[int] = set()
+    for thing in pending:  # which grows on the way
+        way = _way(type(thing))
+        if way is _ITERATOR:
+            return True
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        held = _held(thing, way)
+        if len(pending) + len(held) <= _MOST:
+            pending += [part for part in held if _way(type(part)) is not _PLAIN]
+    return False
+
+
+def _held(thing: Any, way: int) -> Any:
+    """What an object holds."""
+    if way is _SEQUENCE:
+        return thing
+    if way is _MAPPING:
+        return thing.values()
+    if way is _METHOD:
+        return (thing.__self__,)
+    if way is _FUNCTION:
+        if type(thing) is functools.partial:
+            return (thing.func, *thing.args, *thing.keywords.values())
+        return [] if thing.__closure__ is None else [_content(cell) for cell in thing.__closure__]
+    attributes = getattr(thing, "__dict__", {})
+    if way is _MODULE:
+        return [value for name, value in attributes.items() if name not in _OF_MODULES]
+    slots = [name for kind in type(thing).__mro__ for name in kind.__dict__.get("__slots__", ())]
+    return [*attributes.values(), *[getattr(thing, name, None) for name in slots]]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def hold_iterators(variables: Any) -> bool:
+    """Whether an iterator is within reach of the variables where lanes part: each lane would have one of its own."""
+    return reach_iterators(
+        [value for name, value in variables.items() if name[0] != "." and not name.startswith("_lw")]
+    )
+
+
+def refuse_iterators(level: Any, depth: int) -> None:
+    """Where lanes part in a frame so far up: an iterator within its reach would be one for all of them."""
+    variables: Any = sys._getframe(depth + 1).f_locals
+    found = hold_iterators(variables)
+    if type(variables) is dict:
+        variables.clear()  # before Python 3.13 the frame keeps the dict, and what is in it
+    if found:
+        raise Restart(level)
