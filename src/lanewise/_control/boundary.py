@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lanewise._control.results import lane_names
 from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
+from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
@@ -47,6 +48,7 @@ def boundary(
     given = outer_journal.given if base is level.root and outer_journal is not None else None
     journal = level.journal = Journal(given, base)
     generators = None if level.randomness == "error" else Generators()
+    ends = Ends() if level.randomness == "different" else None
     pieces: list[Lanes] = []
     values: list[Any] = []
     waiting: Tensor | None = None
@@ -63,11 +65,15 @@ def boundary(
             pieces.append(done)
             if done is base:
                 return values[0]
+            if ends is not None:
+                ends.note([generator for generator, _ in (level.drawn or {}).values()])
             shared.append(shared_gradients(level))
             drawn_by.append(draws.of(done, level.root))
             show_gradients(level, before)
             waiting = waiting[1:] if run is not thunk else _without(base, waiting, done)  # type: ignore[index]
             if not waiting.shape[0]:
+                if ends is not None:
+                    ends.go_on()
                 break
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             if not one_by_one:

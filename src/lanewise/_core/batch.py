@@ -108,7 +108,7 @@ class BatchLevel(Level):
     Attributes:
         journal: What would have to be undone if the function were run again (journal.py), None where it never is.
         drawn: Generators of the user's that were drawn from, with their states before, by id; None for none.
-        streams: What tells the states of generators that are its own, not those of other chunks (chunk_draws.py).
+        streams: What its lanes have drawn, where others may draw from the same states (chunk_draws.py), or None.
         restartable: Whether its function can be run again, with lanes that part.
         all_lanes: The set of its lanes, once somebody asks for it.
         picked: Copies that stand for views, by their memory (picked.py), None before there are any.

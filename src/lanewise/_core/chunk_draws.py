@@ -1,21 +1,24 @@
-"""`randomness="different"` in chunks: no two lanes get the same numbers of a generator.
+"""`randomness="different"` in chunks, and where code runs again for some lanes: no two lanes get the same numbers.
 
 All chunks begin with the same state. A draw for all lanes of the call, of which each chunk takes its own, gives each
 lane its numbers, as long as all chunks make the same draws. A chunk that draws for some of its lanes, or that draws
-otherwise than another chunk did from the same state, goes on with numbers of its own.
+otherwise than another chunk did from the same state, goes on with numbers of its own. So do lanes for which code runs
+again, from the state that others began with, where it draws otherwise than it did for those.
 """
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanewise._core.lanes import machine
 from lanewise._core.level import on_plane
 from lanewise._core.random import Generators, reseat
+from lanewise._torch_compat import generator_identity
 
 # The state of torch's generator on the CPU: bytes in all, and where the 624 words of the Mersenne twister lie.
 _CPU_BYTES = 5056
@@ -23,12 +26,19 @@ _WORDS = slice(3, 627)
 
 
 class _Loop(threading.local):
-    """The chunk loops of this thread: how many are open, and what was drawn in them, by the state it was drawn from."""
+    """The chunk loops of this thread.
+
+    Attributes:
+        depth: How many are open.
+        draws: What was drawn in them, by the state it was drawn from.
+        generators: Those of the user's that were drawn from.
+    """
 
     depth = 0
 
     def __init__(self) -> None:
         self.draws: dict[tuple, tuple] = {}
+        self.generators: dict[int, torch.Generator] = {}
 
 
 _loop = _Loop()
@@ -44,34 +54,98 @@ def chunk_loop() -> Iterator[None]:
         _loop.depth -= 1
         if not _loop.depth:
             _loop.draws.clear()
+            _loop.generators.clear()
+
+
+class Streams:
+    """What the lanes of a level have drawn.
+
+    Attributes:
+        own: Seeds of its own, not those of other chunks, and from what draws they were begun, which may be made again.
+        draws: What was drawn first from a state, where code may run again for other lanes.
+    """
+
+    __slots__ = ("own", "draws")
+
+    def __init__(self) -> None:
+        self.own: set[Any] = set()
+        self.draws: dict[bytes, tuple] = {}
 
 
 def keep_apart(level: Any, op: Any, args: tuple, kwargs: dict) -> None:
     """Before a draw of different numbers for the lanes that run: go on with others where those may be taken."""
-    starts = _starts(level)
-    if not starts:
+    starts, again = _starts(level), _runs_again(level)
+    if not starts and not again:
         return
     generator = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)), None)
-    if generator is not None:
+    if starts and generator is not None:
         reseat(generator, level.order, starts[0])
-    seed = torch.initial_seed() if generator is None else generator.initial_seed()
+        if _loop.depth:
+            _loop.generators[generator_identity(generator)] = generator
     if level.streams is None:
-        level.streams = set()
-    if seed in level.streams:
-        return
+        level.streams = Streams()
     kind = (op, *map(_kind, args), *((name, _kind(arg)) for name, arg in sorted(kwargs.items())))
     with on_plane(None):
-        state = _digest(generator)
-        if state not in level.streams and level.total != level.size:
-            if not _loop.depth:  # a backward pass draws again what was drawn
-                return
-            planes, below = 0, level.parent
-            while below is not None:
-                planes, below = planes + 1, below.parent
-            if _loop.draws.setdefault((state, planes), kind) == kind:
-                return
-        level.streams.add(state)
-        level.streams.add(_begin_stream(generator, state + repr((starts, kind)).encode()))
+        if starts:
+            _apart_from_chunks(level, generator, starts, kind)
+        if again:
+            state = _digest(generator)
+            if level.streams.draws.setdefault(state, kind) != kind:
+                seed = _begin_stream(generator, state + repr(kind).encode())
+                if starts:
+                    level.streams.own.add(seed)
+
+
+def _runs_again(level: Any) -> bool:
+    """Whether code may run again for other lanes from the state that the generators have now, or has done so."""
+    if level.streams is not None and level.streams.draws:
+        return True
+    return machine.level is not level and any(call.level is level for call in machine.boundaries)
+
+
+def _apart_from_chunks(level: Any, generator: torch.Generator | None, starts: list[int], kind: tuple) -> None:
+    own = level.streams.own
+    if (torch.initial_seed() if generator is None else generator.initial_seed()) in own:
+        return
+    state = _digest(generator)
+    if (state, kind) not in own and level.total != level.size:
+        if not _loop.depth:  # a backward pass draws again what was drawn
+            return
+        planes, below = 0, level.parent
+        while below is not None:
+            planes, below = planes + 1, below.parent
+        if _loop.draws.setdefault((state, planes), kind) == kind:
+            return
+    own.add((state, kind))
+    own.add(_begin_stream(generator, state + repr((starts, kind)).encode()))
+
+
+class Ends:
+    """The states of generators after each of several runs that began with the same: all of them have been used."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[torch.Generator | None, set[bytes]]] = {}
+
+    def note(self, generators: Iterable[torch.Generator]) -> None:
+        """After a run. `generators`: those of the user's that were drawn from."""
+        with on_plane(None):
+            self._note(0, None)
+            for generator in generators:
+                self._note(generator_identity(generator), generator)
+
+    def note_chunk(self) -> None:
+        """After a chunk."""
+        self.note(_loop.generators.values())
+
+    def _note(self, key: int, generator: torch.Generator | None) -> None:
+        self.states.setdefault(key, (generator, set()))[1].add(_digest(generator))
+
+    def go_on(self) -> None:
+        """After the last: where the runs have drawn differently, no state of them is one to go on from."""
+        with on_plane(None):
+            for generator, states in self.states.values():
+                if len(states) > 1:
+                    _begin_stream(generator, b"".join(sorted(states)))
 
 
 def _starts(level: Any) -> list[int]:

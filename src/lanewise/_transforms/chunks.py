@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.chunk_draws import chunk_loop
+from lanewise._core.chunk_draws import Ends, chunk_loop
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.random import Generators
@@ -110,6 +110,7 @@ def map_chunks(
         estimates: Memory measured in earlier calls.
     """
     generators = Generators() if reseat else None
+    ends = Ends()
     planner = _Auto(memory_budget, leaves, estimates) if chunk_size == "auto" else None
     fixed = chunk_size if isinstance(chunk_size, int) else size
     results = []
@@ -121,8 +122,11 @@ def map_chunks(
                 generators.reseat()
             with planner.measure(length) if planner else nullcontext():
                 results.append(run(start, length))
+            if generators is not None:
+                ends.note_chunk()
             start += length
             shown.advance(length)
+    ends.go_on()
     return results
 
 
