@@ -264,7 +264,7 @@ SHOWN = {
     "Template": lambda x: print(string.Template("$a").substitute(a=x)),
     "stdout.write": lambda x: sys.stdout.write(f"{x}\n"),
     "a caught error without a name": lambda x: silent(x),
-    "the library's own error": lambda x: pytest.raises(ValueError, torch.distributions.Normal(x, 1.0).log_prob, "text"),
+    "the library's own error": lambda x: pytest.raises(ValueError, NORMAL(x, 1.0, validate_args=True).log_prob, "text"),
     "the library's own warning": lambda x: warned(x),
     "log": lambda x: logging.getLogger("quiet").warning("%s", x),
 }
@@ -281,6 +281,9 @@ def warned(x):
 LIBRARY = {"__name__": "torch.invented", "warnings": warnings}
 _LINES = ["def warning(x):\n", "    warnings.warn(f'{x} is odd')\n"]
 exec(compile("".join(_LINES), "<invented>", "exec"), LIBRARY)
+
+
+NORMAL = torch.distributions.Normal
 
 
 def silent(x):

@@ -1,7 +1,10 @@
 """What objects hold: looked at, compared with what they hold later, and put back."""
 
+import array
+import contextvars
 import io
 import operator
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -10,6 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+try:
+    import numpy
+except ImportError:  # torch does without it, and so do we
+    numpy = None
+
+# Arrays of more than that are not looked at.
+_MOST_BYTES = 65_536
 # What has no parts that could be changed; what code consists of.
 _DATA = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, torch.device, torch.Size, range)
 ATOMS = (*_DATA, type, types.ModuleType, types.CodeType, types.FunctionType, types.BuiltinFunctionType)
@@ -33,8 +43,9 @@ def _kind(thing: Any) -> "tuple[Callable, list, bool] | None":
     try:
         return _kinds[kind]
     except KeyError:
-        atom = isinstance(thing, ATOMS) or kind.__module__.partition(".")[0] in _PROCESS
-        found = None if atom else (_lister(thing), _slots(kind), kind is types.CellType or kind.__dictoffset__ != 0)
+        process = kind.__module__.partition(".")[0] in _PROCESS and not isinstance(thing, threading.local)
+        atom = process or isinstance(thing, ATOMS)
+        found = None if atom else (_lister(thing), _slots(kind), kind is types.CellType or hasattr(thing, "__dict__"))
         _kinds[kind] = found
         return found
 
@@ -102,12 +113,26 @@ def _lister(thing: Any) -> Callable[[Any], list]:
             return lambda thing, each=kind.__iter__: sorted(each(thing), key=id)
     if isinstance(thing, bytearray):
         return lambda thing: [bytes(thing)]
+    if isinstance(thing, array.array):
+        return lambda thing: [thing.tobytes()]
+    if numpy is not None and isinstance(thing, numpy.ndarray):
+        return lambda thing: [thing.tobytes()] if thing.nbytes <= _MOST_BYTES and not thing.dtype.hasobject else []
+    if isinstance(thing, contextvars.ContextVar):
+        return _in_context
     if isinstance(thing, (io.StringIO, io.BytesIO)):
         return lambda thing: [] if thing.closed else [thing.getvalue(), thing.tell()]
     return lambda thing: []
 
 
-def _attributes(thing: Any, slots: list, attributed: bool = True) -> list:
+def _in_context(thing: Any) -> list:
+    """What a context variable stands for, if anything."""
+    try:
+        return [thing.get()]
+    except LookupError:
+        return []
+
+
+def _attributes(thing: Any, slots: list, attributed: bool) -> list:
     """The type of an object, what its slots and its cell hold, the names of its attributes and then their values.
 
     `attributed`: whether it may have attributes or a cell.
@@ -152,9 +177,9 @@ def put_back(held: Held) -> None:
     if size or lister(thing):
         if not _same(lister(thing), entries):
             _refill(thing, entries)
-    slots = _slots(kind)
-    if _same(_attributes(thing, slots if type(thing) is kind else _slots(type(thing))), parts[size:]):
+    if type(thing) is kind and _same(_attributes(thing, *_kinds[kind][1:]), parts[size:]):  # type: ignore[index]
         return
+    slots = _slots(kind)
     if type(thing) is not kind:
         thing.__class__ = kind
     for slot, value in zip(slots, rest, strict=False):
@@ -195,6 +220,13 @@ def _refill(thing: Any, entries: list) -> None:
         deque.extend(thing, entries)
     elif isinstance(thing, bytearray):
         thing[:] = entries[0]
+    elif isinstance(thing, array.array):
+        del thing[:]
+        thing.frombytes(entries[0])
+    elif numpy is not None and isinstance(thing, numpy.ndarray) and entries:
+        thing[...] = numpy.frombuffer(entries[0], thing.dtype).reshape(thing.shape)
+    elif isinstance(thing, contextvars.ContextVar) and entries:
+        thing.set(entries[0])
     elif isinstance(thing, (io.StringIO, io.BytesIO)):
         text, place = entries
         thing.seek(0)

@@ -4,15 +4,17 @@ A function that changes no object pays nothing for that: its code is looked at o
 reach looked at before each call: its arguments, what it has captured, and the globals that it names.
 """
 
+import builtins
 import collections
 import dis
 import functools
 import inspect
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lanewise._core.holdings import Held, look, put_back
@@ -32,6 +34,8 @@ _CHANGING = MUTATING | frozenset(
 )
 # So many entries of objects are looked at before a call.
 _MOST = 5000
+# Tensors of so many elements are copied where they may be written to.
+_SMALL = 1024
 # Among so many, objects with methods of the user's are looked for.
 _NEAR = 200
 # So many functions and objects are followed from a function.
@@ -43,9 +47,11 @@ _MADE = frozenset(
     "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
     "MAP_ADD SET_ADD LOAD_CONST LOAD_SMALL_INT BINARY_OP COMPARE_OP UNARY_NEGATIVE".split()
 )
+_CALLS = frozenset("CALL CALL_FUNCTION CALL_METHOD CALL_FUNCTION_EX CALL_FUNCTION_KW CALL_KW".split())
 _SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
 _IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
 _BY_NAME = frozenset({"getattr", "methodcaller"})
+_BY_NAME_GIVEN = frozenset({"setattr", "delattr"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__", "__class_getitem__"})
 
 
@@ -57,18 +63,24 @@ class _Facts:
         names: Globals that it reads, but for functions of builtins and libraries.
         stored: Globals that it binds.
         attributes, bound: Names of attributes, and of those that it binds.
+        by_name: Whether it may bind attributes whose names it is given.
+        writes: Whether it may write to tensors in place.
     """
 
-    __slots__ = ("changes", "names", "stored", "attributes", "bound")
+    __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes")
 
     def __init__(self, code: types.CodeType, variables: dict) -> None:
-        self.changes = False
+        self.changes = self.writes = False
+        self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
         self.names: set[str] = set()
         self.stored: set[str] = set()
         self.attributes: set[str] = set()
         self.bound: set[str] = set()
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
-        own = _own(code, steps)
+        packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + packed]
+        own = _only(steps, _MADE).keys() - given
+        results = _only(steps, _MADE | _CALLS)
         if not _BY_NAME.isdisjoint(code.co_names):
             self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
         to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
@@ -77,6 +89,8 @@ class _Facts:
             before = steps[place - 1] if place else None
             if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self.changes = self.changes or name in _CHANGING or (name == "print" and to_file)
+                if name not in variables and hasattr(builtins, name):
+                    continue
                 if not _of_no_account(variables.get(name)):
                     self.names.add(name)
             elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -86,43 +100,51 @@ class _Facts:
                 self.changes = self.changes or name in code.co_freevars
             elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
                 self.attributes.add(name)
-                if name in _CHANGING or name.startswith("register_"):
+                if name[-1] == "_" and name[:2] != "__":
+                    self.changes = self.writes = True
+                if name in _CHANGING or name == "set" or name.startswith("register_"):
                     self.changes = self.changes or not _loads(before, own)
             elif kind in ("STORE_ATTR", "DELETE_ATTR"):
                 self.bound.add(name)
                 self.changes = True
             elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-                self.changes = self.changes or not (place > 1 and _loads(steps[place - 2], own))
+                outside = not (place > 1 and _loads(steps[place - 2], own))
+                self.changes, self.writes = self.changes or outside, self.writes or outside
             elif kind.startswith("INPLACE_") or (kind == "BINARY_OP" and step.argrepr in _IN_PLACE):
                 after = steps[place + 1] if place + 1 < len(steps) else None
-                self.changes = self.changes or not (_stores(after) and after.argval in own)  # type: ignore[union-attr]
+                # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
+                outside = not _stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
+                self.changes, self.writes = self.changes or outside, self.writes or outside
         for const in code.co_consts:
             if isinstance(const, types.CodeType):
                 inner = _facts(const, variables)
                 self.changes = self.changes or inner.changes
+                self.writes = self.writes or inner.writes
+                self.by_name = self.by_name or inner.by_name
                 self.names |= inner.names
                 self.stored |= inner.stored
                 self.attributes |= inner.attributes
                 self.bound |= inner.bound
 
 
-def _own(code: types.CodeType, steps: list) -> set[str]:
-    """Variables that hold nothing but numbers and containers that the function makes."""
-    packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    own = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount + packed :])
-    kinds = [step.opname for step in steps]
+def _only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
+    """Variables that are bound to nothing but what instructions of some kinds make, and where they first are."""
+    found: dict[str, int] = {}
+    others: set[str] = set()
+    names = [step.opname for step in steps]
     for place, step in enumerate(steps):
         if _stores(step):
             first = place
-            while kinds[first - 1] in _SHUFFLING:
+            while names[first - 1] in _SHUFFLING:
                 first -= 1
-            count = 1 + kinds[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
-            if not _MADE.issuperset(kinds[max(first - count, 0) : first]):
-                own.discard(step.argval)
-    return own
+            count = 1 + names[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
+            found.setdefault(step.argval, place)
+            if not kinds.issuperset(names[max(first - count, 0) : first]):
+                others.add(step.argval)
+    return {name: place for name, place in found.items() if name not in others}
 
 
-def _loads(step: Any, names: set[str]) -> bool:
+def _loads(step: Any, names: Set[str]) -> bool:
     return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
 
 
@@ -162,17 +184,19 @@ class Reach:
         functions: The function and those of the user's that it names or has captured.
         things: What it is bound to.
         bound: Names of the attributes that they bind, of classes and modules perhaps.
+        by_name: Whether they may bind others.
         changes: Whether they may change anything.
+        writes: Whether they may write to tensors in place.
     """
 
-    __slots__ = ("functions", "things", "bound", "changes", "_pending")
+    __slots__ = ("functions", "things", "bound", "by_name", "changes", "writes", "_pending")
 
     def __init__(self, *things: Any, verdict: bool = False) -> None:
         """`verdict`: only whether they change anything is asked."""
         self.functions: dict[types.FunctionType, _Facts] = {}
         self.things: list[Any] = []
         self.bound: set[str] = set()
-        self.changes = False
+        self.changes = self.writes = self.by_name = False
         self._pending = list(things)
         followed: set[int] = set()
         for thing in self._pending:  # which grows on the way, and keeps what it has, so that no id is used again
@@ -184,6 +208,7 @@ class Reach:
             if len(followed) > _MANY:
                 self.changes = True
                 break
+        del self._pending
 
     def _follow(self, thing: Any) -> None:
         kind = type(thing)
@@ -198,7 +223,13 @@ class Reach:
             self._pending += [thing.__self__, thing.__func__]
         elif kind is functools.partial:
             self._pending += [thing.func, *thing.args, *thing.keywords.values()]
-        elif not isinstance(thing, (Tensor, types.ModuleType)):
+        elif isinstance(thing, types.ModuleType):
+            if not of_library(thing.__name__):
+                self.things.append(thing)
+        elif isinstance(thing, Tensor):
+            if kind is Tensor:
+                self.things.append(thing)
+        else:
             self.things.append(thing)
             for changing in _changing(thing):
                 if isinstance(changing, type):
@@ -211,6 +242,8 @@ class Reach:
         variables = func.__globals__
         facts = self.functions[func] = _facts(func.__code__, variables)
         self.changes = self.changes or facts.changes
+        self.writes = self.writes or facts.writes
+        self.by_name = self.by_name or facts.by_name
         self.bound |= facts.bound
         for cell in func.__closure__ or ():
             try:
@@ -247,7 +280,7 @@ _modules: "weakref.WeakKeyDictionary[nn.Module, list[Any]]" = weakref.WeakKeyDic
 def _changing(thing: Any) -> list[Any]:
     """Classes with methods that may change objects, and functions, that an object is of or has."""
     if isinstance(thing, type):
-        return [thing] if _class_changes(thing) else []
+        return [kind for kind in (thing, type(thing)) if _class_changes(kind)]
     if not isinstance(thing, nn.Module):
         return _found_below([thing], _NEAR)
     found = _modules.get(thing)
@@ -314,19 +347,46 @@ class _Unset:
 
 
 class Before:
-    """What objects outside held before a call."""
+    """What objects outside held before a call.
 
-    __slots__ = ("held", "names")
+    Attributes:
+        held: Objects, and what they held.
+        names: Classes, modules and dicts of globals, names in them, and what these stood for.
+        tensors: Small tensors that may be written to, the versions they had, and copies.
+    """
+
+    __slots__ = ("held", "names", "tensors")
 
     def __init__(self, reach: Reach, args: Iterable[Any]) -> None:
-        self.held: list[Held] = look(reach.roots(args), _MOST, whole=False)  # type: ignore[assignment]
+        roots = list(reach.roots(args))
+        self.held: list[Held] = look(roots, _MOST, whole=False)  # type: ignore[assignment]
         self.names: list[tuple[Any, str, Any]] = []
         for func, facts in reach.functions.items():
             self._note(func.__globals__, facts.stored)
-        owners = {type(thing) for thing, _, _ in self.held}
-        owners = [kind for kind in owners if not of_library(kind.__module__)]
-        for owner in (*owners, *[thing for thing in reach.things if isinstance(thing, (type, types.ModuleType))]):
+        kinds = [
+            *{type(thing) for thing, _, _ in self.held},
+            *[each for each in reach.things if isinstance(each, type)],
+        ]
+        classes = {base for kind in kinds for base in kind.__mro__ if not of_library(base.__module__)}
+        for owner in (*classes, *[thing for thing in reach.things if isinstance(thing, types.ModuleType)]):
             self._note(owner, reach.bound)
+            if reach.by_name:
+                self._note(owner, list(vars(owner)))
+        shared = [value for kind in classes for value in vars(kind).values() if _may_change(value)]
+        if shared:
+            self.held += look(shared, _MOST, whole=False) or ()
+        self.tensors: list[tuple[Tensor, int, Tensor]] = []
+        if reach.writes:
+            found = {id(part): part for parts in (roots, *[each[2] for each in self.held]) for part in parts}
+            with torch.no_grad():
+                self.tensors = [
+                    (tensor, tensor._version, tensor.clone())
+                    for tensor in found.values()
+                    if type(tensor) is Tensor
+                    and not tensor.requires_grad
+                    and tensor.layout is torch.strided
+                    and tensor.numel() <= _SMALL
+                ]
 
     def _note(self, owner: Any, names: Iterable[str]) -> None:
         variables = owner if type(owner) is dict else vars(owner)
@@ -334,6 +394,10 @@ class Before:
 
     def put_back(self) -> None:
         """Make them hold it again."""
+        with torch.no_grad():
+            for tensor, version, copy in self.tensors:
+                if tensor._version != version:
+                    tensor.copy_(copy)
         for held in self.held:
             put_back(held)
         for owner, name, value in self.names:
@@ -347,6 +411,15 @@ class Before:
                     setattr(owner, name, value)
                 else:
                     delattr(owner, name)
+
+
+# In place of a Reach, or None, before a function was looked at.
+NOT_LOOKED_AT: Any = object()
+
+
+def _may_change(value: Any) -> bool:
+    """Whether an attribute of a class is an object that may change."""
+    return type(value) in _CONTAINERS or not (isinstance(value, type) or of_library(type(value).__module__))
 
 
 def reach_of(func: Any) -> Reach | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.lanes import Disagreement, machine, raise_caught
-from lanewise._core.outside import held_before, reach_of
+from lanewise._core.outside import NOT_LOOKED_AT, held_before, reach_of
 from lanewise._core.random import Generators
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
@@ -103,10 +103,11 @@ def vmap(
     plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
     estimates: dict = {}
     code = code_of(func)
-    reach = reach_of(func)
+    reach: Any = NOT_LOOKED_AT
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal reach
         if is_compiling():
             return traced("vmap", func, in_dims, out_dims, randomness, chunk_size=chunk_size, axis_size=axis_size)(
                 *args, **kwargs
@@ -117,6 +118,8 @@ def vmap(
         if size >= 0 and not ((parted or machine.boundaries) and parts(code)):
             level = BatchLevel(size, randomness)
             generators = None if randomness == "error" else Generators()
+            if reach is NOT_LOOKED_AT:
+                reach = reach_of(func)
             held = None if reach is None and front and not kwargs else held_before(reach, (*args, *kwargs.values()))
             try:
                 with level:
