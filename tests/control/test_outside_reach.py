@@ -270,3 +270,34 @@ def test_a_global_that_is_bound_later():
     space["ROWS"] = []
     torch.testing.assert_close(mapped(torch.tensor([1.0, -1.0])), torch.tensor([2.0, 1.0]))
     assert space["ROWS"] == []
+
+
+class Proxy:
+    """An object that is not there yet, as those of web frameworks."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("nothing behind it")
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("nothing behind it")
+
+    def __getattribute__(self, name):
+        raise RuntimeError("nothing behind it")
+
+
+def test_objects_that_answer_nothing():
+    proxy, many = Proxy(), list(range(1_000_000))
+    seen = [proxy]
+
+    def program(x):
+        seen.append(many)
+        y = x * len(seen)
+        y = y * 2 if x > 0 else -y
+        seen.pop()
+        return y if proxy is not None else y * 2
+
+    torch.testing.assert_close(vmap(program)(torch.tensor([1.0, -1.0])), torch.tensor([4.0, 2.0]))
+    assert len(seen) == 1
+    assert seen[0] is proxy

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from lanewise._core.holdings import attributes_of, held, slots_of
 from lanewise._core.lanes import Restart
 from lanewise._core.libraries import of_library
 
@@ -52,13 +53,13 @@ def reach_iterators(things: Iterable[Any]) -> bool:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        held = _held(thing, way)
-        if len(pending) + len(held) <= _MOST:
-            pending += [part for part in held if _way(type(part)) is not _PLAIN]
+        below = _below(thing, way)
+        if len(pending) + len(below) <= _MOST:
+            pending += [part for part in below if _way(type(part)) is not _PLAIN]
     return False
 
 
-def _held(thing: Any, way: int) -> Any:
+def _below(thing: Any, way: int) -> Any:
     """What an object holds."""
     if way is _SEQUENCE:
         return thing
@@ -70,11 +71,10 @@ def _held(thing: Any, way: int) -> Any:
         if type(thing) is functools.partial:
             return (thing.func, *thing.args, *thing.keywords.values())
         return [] if thing.__closure__ is None else [_content(cell) for cell in thing.__closure__]
-    attributes = getattr(thing, "__dict__", {})
+    attributes = attributes_of(thing) or {}
     if way is _MODULE:
         return [value for name, value in attributes.items() if name not in _OF_MODULES]
-    slots = [name for kind in type(thing).__mro__ for name in kind.__dict__.get("__slots__", ())]
-    return [*attributes.values(), *[getattr(thing, name, None) for name in slots]]
+    return [*attributes.values(), *[held(slot, thing) for slot in slots_of(type(thing))]]
 
 
 def _content(cell: types.CellType) -> Any:

@@ -18,13 +18,9 @@ try:
 except ImportError:  # torch does without it, and so do we
     numpy = None
 
-# Arrays of more than that are not looked at.
-_MOST_BYTES = 65_536
 # What has no parts that could be changed; what code consists of.
 _DATA = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, torch.device, torch.Size, range)
 ATOMS = (*_DATA, type, types.ModuleType, types.CodeType, types.FunctionType, types.BuiltinFunctionType)
-
-
 _DICTS = frozenset({dict, OrderedDict})
 # Packages whose objects belong to the process, and to other threads.
 _PROCESS = frozenset({"logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "lanewise"})
@@ -34,20 +30,52 @@ class _Unset:
     """In place of what a slot or a cell holds that was not set."""
 
 
-# By type: what lists the entries of an object, its slots, and whether it may have attributes; None for an atom.
-_kinds: dict[type, "tuple[Callable, list, bool] | None"] = {}
+class _Kind:
+    """How to look at the objects of a type.
+
+    Attributes:
+        entries: What lists the entries of one.
+        size: What counts them, or None where there are few.
+        slots: Its slots.
+        attributed: Whether it may have attributes or a cell.
+    """
+
+    __slots__ = ("entries", "size", "slots", "attributed")
+
+    def __init__(self, thing: Any) -> None:
+        self.entries, self.size = _entries_of(thing)
+        self.slots = slots_of(type(thing))
+        self.attributed = type(thing) is types.CellType or attributes_of(thing) is not None
 
 
-def _kind(thing: Any) -> "tuple[Callable, list, bool] | None":
+# By type: how to look at its objects; None for an atom.
+_kinds: dict[type, _Kind | None] = {}
+
+
+def _kind(thing: Any) -> _Kind | None:
     kind = type(thing)
     try:
         return _kinds[kind]
     except KeyError:
-        process = kind.__module__.partition(".")[0] in _PROCESS and not isinstance(thing, threading.local)
-        atom = process or isinstance(thing, ATOMS)
-        found = None if atom else (_lister(thing), _slots(kind), kind is types.CellType or hasattr(thing, "__dict__"))
+        try:
+            process = str(kind.__module__).partition(".")[0] in _PROCESS and not isinstance(thing, threading.local)
+            found = None if process or isinstance(thing, ATOMS) else _Kind(thing)
+        except Exception:  # of a proxy, perhaps, which is not there now
+            found = None
         _kinds[kind] = found
         return found
+
+
+def attributes_of(thing: Any) -> dict | None:
+    """The attributes of an object, None where it has none."""
+    read: Any = type(thing).__getattribute__
+    if type(read) is not types.WrapperDescriptorType:  # the user's, which may do anything
+        read = object.__getattribute__
+    try:
+        attributes = read(thing, "__dict__")
+    except Exception:
+        return None
+    return attributes if type(attributes) is dict else None
 
 
 Held = tuple[Any, int, list]
@@ -71,23 +99,20 @@ def look(things: Iterable[Any], most: int, whole: bool = True) -> list[Held] | N
             found.append((thing, 0, [kind]))
             room -= 2
             continue
-        if kind is dict:
-            entries = [*thing, *thing.values()]
-            parts = [*entries, dict]
-        elif kind is list:
-            entries = thing
-            parts = [*thing, list]
-        else:
-            lister, slots, attributed = _kind(thing)  # type: ignore[misc]
-            entries = lister(thing)
-            parts = [*entries, *_attributes(thing, slots, attributed)]
-        size = len(parts)
+        how: Any = _kinds[kind]
+        count, size = 0, room
+        parts: list[Any] = []
+        if how.size is None or how.size(thing) < room:
+            parts = how.entries(thing)
+            count = len(parts)
+            parts = parts + _attributes(thing, how)
+            size = len(parts)
         if size + 1 > room:
             if whole:
                 return None
             continue
         room -= size + 1
-        found.append((thing, len(entries), parts))
+        found.append((thing, count, parts))
         if size > 1:
             pending += [part for part in parts if _kinds.get(type(part), part) is not None and _kind(part) is not None]
     return found
@@ -100,28 +125,28 @@ def unchanged(before: list[Held], now: list[Held] | None) -> bool:
     return all(thing is other and _same(parts, others) for (thing, _, parts), (other, _, others) in zip(before, now))
 
 
-def _lister(thing: Any) -> Callable[[Any], list]:
-    """What lists the entries of containers of a type, whatever methods of their own they have for that."""
+def _entries_of(thing: Any) -> tuple[Callable[[Any], list], Callable[[Any], int] | None]:
+    """What lists and counts the entries of objects like one, whatever methods of their own they have for that."""
     if isinstance(thing, dict):
         plain: Any = OrderedDict if isinstance(thing, OrderedDict) else dict
-        return lambda thing: [*plain.keys(thing), *plain.values(thing)]
+        return lambda thing: [*plain.keys(thing), *plain.values(thing)], lambda thing: 2 * dict.__len__(thing)
     for kind in (list, tuple, deque):
         if isinstance(thing, kind):
-            return lambda thing, each=kind.__iter__: [*each(thing)]
+            return lambda thing, each=kind.__iter__: [*each(thing)], kind.__len__
     for kind in (set, frozenset):
         if isinstance(thing, kind):
-            return lambda thing, each=kind.__iter__: sorted(each(thing), key=id)
+            return lambda thing, each=kind.__iter__: sorted(each(thing), key=id), kind.__len__
     if isinstance(thing, bytearray):
-        return lambda thing: [bytes(thing)]
+        return lambda thing: [bytes(thing)], bytearray.__len__
     if isinstance(thing, array.array):
-        return lambda thing: [thing.tobytes()]
+        return lambda thing: [thing.tobytes()], array.array.__len__
     if numpy is not None and isinstance(thing, numpy.ndarray):
-        return lambda thing: [thing.tobytes()] if thing.nbytes <= _MOST_BYTES and not thing.dtype.hasobject else []
+        return lambda thing: [] if thing.dtype.hasobject else [thing.tobytes()], lambda thing: thing.size
     if isinstance(thing, contextvars.ContextVar):
-        return _in_context
+        return _in_context, None
     if isinstance(thing, (io.StringIO, io.BytesIO)):
-        return lambda thing: [] if thing.closed else [thing.getvalue(), thing.tell()]
-    return lambda thing: []
+        return lambda thing: [] if thing.closed else [thing.getvalue(), thing.tell()], None
+    return lambda thing: [], None
 
 
 def _in_context(thing: Any) -> list:
@@ -132,29 +157,27 @@ def _in_context(thing: Any) -> list:
         return []
 
 
-def _attributes(thing: Any, slots: list, attributed: bool) -> list:
-    """The type of an object, what its slots and its cell hold, the names of its attributes and then their values.
-
-    `attributed`: whether it may have attributes or a cell.
-    """
+def _attributes(thing: Any, how: _Kind) -> list:
+    """The type of an object, what its slots and its cell hold, the names of its attributes and then their values."""
     parts: list[Any] = [type(thing)]
-    if slots:
-        parts += [_held(slot, thing) for slot in slots]
-    if not attributed:
+    if how.slots:
+        parts += [held(slot, thing) for slot in how.slots]
+    if not how.attributed:
         return parts
     if type(thing) is types.CellType:
         try:
             parts.append(thing.cell_contents)
         except ValueError:
             parts.append(_Unset)
-    attributes = getattr(thing, "__dict__", None)
-    if type(attributes) is dict:
+    attributes = attributes_of(thing)
+    if attributes is not None:
         parts += attributes.keys()
         parts += attributes.values()
     return parts
 
 
-def _slots(kind: type) -> list[types.MemberDescriptorType]:
+def slots_of(kind: type) -> list[types.MemberDescriptorType]:
+    """The slots of a class."""
     found = []
     for base in kind.__mro__:
         if "__slots__" in base.__dict__:
@@ -162,28 +185,28 @@ def _slots(kind: type) -> list[types.MemberDescriptorType]:
     return found
 
 
-def _held(slot: types.MemberDescriptorType, thing: Any) -> Any:
+def held(slot: types.MemberDescriptorType, thing: Any) -> Any:
+    """What a slot of an object holds."""
     try:
         return slot.__get__(thing)
     except AttributeError:
         return _Unset
 
 
-def put_back(held: Held) -> None:
+def put_back(before: Held) -> None:
     """Make an object hold what it held, whatever methods of its own it has for that."""
-    thing, size, parts = held
+    thing, size, parts = before
     entries, kind, rest = parts[:size], parts[size], parts[size + 1 :]
-    lister: Any = _lister(thing)
-    if size or lister(thing):
-        if not _same(lister(thing), entries):
-            _refill(thing, entries)
-    if type(thing) is kind and _same(_attributes(thing, *_kinds[kind][1:]), parts[size:]):  # type: ignore[index]
+    how: Any = _kinds[kind]
+    if (size or how.size is not None) and not _same(now := how.entries(thing), entries):
+        _refill(thing, entries, now)
+    if type(thing) is kind and _same(_attributes(thing, how), parts[size:]):
         return
-    slots = _slots(kind)
+    slots = how.slots
     if type(thing) is not kind:
         thing.__class__ = kind
     for slot, value in zip(slots, rest, strict=False):
-        if _held(slot, thing) is value:
+        if held(slot, thing) is value:
             continue
         if value is _Unset:
             slot.__delete__(thing)
@@ -196,14 +219,14 @@ def put_back(held: Held) -> None:
         else:
             thing.cell_contents = rest[0]
         return
-    attributes = getattr(thing, "__dict__", None)
-    if type(attributes) is dict:
+    attributes = attributes_of(thing)
+    if attributes is not None:
         half = len(rest) // 2
         attributes.clear()
         attributes.update(zip(rest[:half], rest[half:], strict=True))
 
 
-def _refill(thing: Any, entries: list) -> None:
+def _refill(thing: Any, entries: list, now: list) -> None:
     if isinstance(thing, dict):
         plain: Any = OrderedDict if isinstance(thing, OrderedDict) else dict
         half = len(entries) // 2
@@ -213,7 +236,9 @@ def _refill(thing: Any, entries: list) -> None:
     elif isinstance(thing, list):
         list.__setitem__(thing, slice(None), entries)
     elif isinstance(thing, set):
-        set.clear(thing)
+        # Only what differs: the order of the others stays.
+        kept = set(map(id, entries))
+        set.difference_update(thing, [entry for entry in now if id(entry) not in kept])
         set.update(thing, entries)
     elif isinstance(thing, deque):
         deque.clear(thing)

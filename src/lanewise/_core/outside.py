@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lanewise._core.holdings import Held, look, put_back
+from lanewise._core.holdings import Held, attributes_of, look, put_back
 from lanewise._core.libraries import is_library, of_library
 
 # Methods that change what they are called on.
@@ -154,13 +154,14 @@ def _stores(step: Any) -> bool:
 
 def _of_no_account(value: Any) -> bool:
     """Whether a global is part of a library."""
-    if isinstance(value, types.FunctionType):
+    kind = type(value)
+    if kind is types.FunctionType:
         return is_library(value)
-    if isinstance(value, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return of_library(value.__name__)
-    if isinstance(value, type):
+    if issubclass(kind, type):
         return of_library(value.__module__)
-    return isinstance(value, types.BuiltinFunctionType)
+    return kind is types.BuiltinFunctionType
 
 
 # By code: what it does. (What it names may have become something else since, but for functions of libraries.)
@@ -223,10 +224,10 @@ class Reach:
             self._pending += [thing.__self__, thing.__func__]
         elif kind is functools.partial:
             self._pending += [thing.func, *thing.args, *thing.keywords.values()]
-        elif isinstance(thing, types.ModuleType):
+        elif issubclass(kind, types.ModuleType):
             if not of_library(thing.__name__):
                 self.things.append(thing)
-        elif isinstance(thing, Tensor):
+        elif issubclass(kind, Tensor):
             if kind is Tensor:
                 self.things.append(thing)
         else:
@@ -252,7 +253,7 @@ class Reach:
                 pass  # not bound yet
         for name in facts.names:
             value = variables.get(name)
-            if isinstance(value, types.ModuleType):
+            if issubclass(type(value), types.ModuleType):
                 self.things.append(value)
                 found = [vars(value).get(attribute) for attribute in facts.attributes]
                 self._pending += [each for each in found if not _of_no_account(each)]
@@ -279,9 +280,9 @@ _modules: "weakref.WeakKeyDictionary[nn.Module, list[Any]]" = weakref.WeakKeyDic
 
 def _changing(thing: Any) -> list[Any]:
     """Classes with methods that may change objects, and functions, that an object is of or has."""
-    if isinstance(thing, type):
+    if issubclass(type(thing), type):
         return [kind for kind in (thing, type(thing)) if _class_changes(kind)]
-    if not isinstance(thing, nn.Module):
+    if not issubclass(type(thing), nn.Module):
         return _found_below([thing], _NEAR)
     found = _modules.get(thing)
     if found is None:
@@ -303,12 +304,11 @@ def _found_below(pending: list[Any], most: int) -> list[Any]:
         if kind in _FUNCTIONS:
             found[thing] = None
         elif kind in _CONTAINERS:
-            held = thing.values() if isinstance(thing, dict) else thing
+            held = thing.values() if issubclass(kind, dict) else thing
         elif not of_library(kind.__module__):
             if _class_changes(kind):
                 found[kind] = None
-            attributes = getattr(thing, "__dict__", None)
-            held = attributes.values() if type(attributes) is dict else ()
+            held = (attributes_of(thing) or {}).values()
         if len(pending) + len(held) <= most:
             pending += held
     return list(found)
@@ -365,10 +365,10 @@ class Before:
             self._note(func.__globals__, facts.stored)
         kinds = [
             *{type(thing) for thing, _, _ in self.held},
-            *[each for each in reach.things if isinstance(each, type)],
+            *[each for each in reach.things if issubclass(type(each), type)],
         ]
         classes = {base for kind in kinds for base in kind.__mro__ if not of_library(base.__module__)}
-        for owner in (*classes, *[thing for thing in reach.things if isinstance(thing, types.ModuleType)]):
+        for owner in (*classes, *[thing for thing in reach.things if issubclass(type(thing), types.ModuleType)]):
             self._note(owner, reach.bound)
             if reach.by_name:
                 self._note(owner, list(vars(owner)))
@@ -419,7 +419,7 @@ NOT_LOOKED_AT: Any = object()
 
 def _may_change(value: Any) -> bool:
     """Whether an attribute of a class is an object that may change."""
-    return type(value) in _CONTAINERS or not (isinstance(value, type) or of_library(type(value).__module__))
+    return type(value) in _CONTAINERS or not (issubclass(type(value), type) or of_library(type(value).__module__))
 
 
 def reach_of(func: Any) -> Reach | None:

@@ -50,7 +50,7 @@ def code_of(func: Any) -> Any:
 def _code_in(cell: Any) -> Any:
     try:
         return getattr(cell.cell_contents, "__code__", None)
-    except ValueError:  # not bound yet
+    except Exception:  # not bound yet, or a proxy with nothing behind it
         return None
 
 
