@@ -22,9 +22,9 @@ from lanewise._control.numbers import one_number
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.direct import METHODS
+from lanewise._core.effects import MUTATING
 from lanewise._core.lanes import Lanes, Restart, Target, machine
 from lanewise._core.libraries import is_library
-from lanewise._core.outside import MUTATING
 from lanewise._torch_compat import has_module_hooks
 
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.

@@ -31,13 +31,16 @@ _ways: dict[type, int] = {
 
 def _way(kind: type) -> int:
     found = _ways.get(kind)
-    if found is None:
-        if hasattr(kind, "__next__"):
-            found = _ITERATOR
-        elif of_library(kind.__module__):
-            found = _PLAIN
-        else:
-            found = _MODULE if issubclass(kind, nn.Module) else _OBJECT
+    if found is not None:
+        return found
+    library = of_library(kind.__module__)
+    if hasattr(kind, "__next__"):
+        found = _ITERATOR
+    elif library:
+        found = _PLAIN
+    else:
+        found = _MODULE if issubclass(kind, nn.Module) else _OBJECT
+    if library:  # (Classes of the user's come and go.)
         _ways[kind] = found
     return found
 

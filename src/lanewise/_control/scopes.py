@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from lanewise._core.outside import MUTATING
+from lanewise._core.effects import MUTATING
 
 # Statements after which lanes that took different ways come together.
 FORKS = (ast.If, ast.While, ast.For, ast.Assert)

@@ -48,6 +48,7 @@ class _Kind:
         self.attributed = type(thing) is types.CellType or attributes_of(thing) is not None
 
 
+_MOST_KINDS = 10_000
 # By type: how to look at its objects; None for an atom.
 _kinds: dict[type, _Kind | None] = {}
 
@@ -62,6 +63,8 @@ def _kind(thing: Any) -> _Kind | None:
             found = None if process or isinstance(thing, ATOMS) else _Kind(thing)
         except Exception:  # of a proxy, perhaps, which is not there now
             found = None
+        if len(_kinds) >= _MOST_KINDS:  # of classes made in functions, over and over
+            _kinds.clear()
         _kinds[kind] = found
         return found
 
@@ -99,7 +102,7 @@ def look(things: Iterable[Any], most: int, whole: bool = True) -> list[Held] | N
             found.append((thing, 0, [kind]))
             room -= 2
             continue
-        how: Any = _kinds[kind]
+        how: Any = _kind(thing)
         count, size = 0, room
         parts: list[Any] = []
         if how.size is None or how.size(thing) < room:
@@ -197,12 +200,12 @@ def put_back(before: Held) -> None:
     """Make an object hold what it held, whatever methods of its own it has for that."""
     thing, size, parts = before
     entries, kind, rest = parts[:size], parts[size], parts[size + 1 :]
-    how: Any = _kinds[kind]
+    how: Any = _kind(thing)
     if (size or how.size is not None) and not _same(now := how.entries(thing), entries):
         _refill(thing, entries, now)
     if type(thing) is kind and _same(_attributes(thing, how), parts[size:]):
         return
-    slots = how.slots
+    slots = slots_of(kind)
     if type(thing) is not kind:
         thing.__class__ = kind
     for slot, value in zip(slots, rest, strict=False):

@@ -4,34 +4,20 @@ A function that changes no object pays nothing for that: its code is looked at o
 reach looked at before each call: its arguments, what it has captured, and the globals that it names.
 """
 
-import builtins
 import collections
-import dis
 import functools
-import inspect
 import types
 import weakref
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lanewise._core.effects import Effects, effects_of, known, of_no_account
 from lanewise._core.holdings import Held, attributes_of, look, put_back
 from lanewise._core.libraries import is_library, of_library
 
-# Methods that change what they are called on.
-MUTATING = frozenset(
-    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
-    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
-    "writelines move_to_end".split()
-)
-# Other names of what changes objects that are given to it, or have it.
-_CHANGING = MUTATING | frozenset(
-    "setattr delattr setitem delitem heappush heappop heapify heapreplace heappushpop insort insort_left insort_right "
-    "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
-    "iadd iconcat ior iand isub ixor imul seek truncate".split()
-)
 # So many entries of objects are looked at before a call.
 _MOST = 5000
 # Tensors of so many elements are copied where they may be written to.
@@ -42,140 +28,8 @@ _NEAR = 200
 _MANY = 500
 _CONTAINERS = frozenset({list, tuple, dict, set, collections.OrderedDict, collections.deque, collections.defaultdict})
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
-# Instructions that put a new container or a number on the stack, and those that only move what is there.
-_MADE = frozenset(
-    "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
-    "MAP_ADD SET_ADD LOAD_CONST LOAD_SMALL_INT BINARY_OP COMPARE_OP UNARY_NEGATIVE".split()
-)
-_CALLS = frozenset("CALL CALL_FUNCTION CALL_METHOD CALL_FUNCTION_EX CALL_FUNCTION_KW CALL_KW".split())
-_SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
-_IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
-_BY_NAME = frozenset({"getattr", "methodcaller"})
-_BY_NAME_GIVEN = frozenset({"setattr", "delattr"})
+# Methods that change an object which is new.
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__", "__class_getitem__"})
-
-
-class _Facts:
-    """What code does to objects, that of functions inside it too.
-
-    Attributes:
-        changes: Whether it may change some that it has not made.
-        names: Globals that it reads, but for functions of builtins and libraries.
-        stored: Globals that it binds.
-        attributes, bound: Names of attributes, and of those that it binds.
-        by_name: Whether it may bind attributes whose names it is given.
-        writes: Whether it may write to tensors in place.
-    """
-
-    __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes")
-
-    def __init__(self, code: types.CodeType, variables: dict) -> None:
-        self.changes = self.writes = False
-        self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
-        self.names: set[str] = set()
-        self.stored: set[str] = set()
-        self.attributes: set[str] = set()
-        self.bound: set[str] = set()
-        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
-        packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + packed]
-        own = _only(steps, _MADE).keys() - given
-        results = _only(steps, _MADE | _CALLS)
-        if not _BY_NAME.isdisjoint(code.co_names):
-            self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
-        to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
-        for place, step in enumerate(steps):
-            kind, name = step.opname, step.argval
-            before = steps[place - 1] if place else None
-            if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
-                self.changes = self.changes or name in _CHANGING or (name == "print" and to_file)
-                if name not in variables and hasattr(builtins, name):
-                    continue
-                if not _of_no_account(variables.get(name)):
-                    self.names.add(name)
-            elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                self.stored.add(name)
-                self.changes = True
-            elif kind in ("STORE_DEREF", "DELETE_DEREF"):
-                self.changes = self.changes or name in code.co_freevars
-            elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
-                self.attributes.add(name)
-                if name[-1] == "_" and name[:2] != "__":
-                    self.changes = self.writes = True
-                if name in _CHANGING or name == "set" or name.startswith("register_"):
-                    self.changes = self.changes or not _loads(before, own)
-            elif kind in ("STORE_ATTR", "DELETE_ATTR"):
-                self.bound.add(name)
-                self.changes = True
-            elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-                outside = not (place > 1 and _loads(steps[place - 2], own))
-                self.changes, self.writes = self.changes or outside, self.writes or outside
-            elif kind.startswith("INPLACE_") or (kind == "BINARY_OP" and step.argrepr in _IN_PLACE):
-                after = steps[place + 1] if place + 1 < len(steps) else None
-                # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
-                outside = not _stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
-                self.changes, self.writes = self.changes or outside, self.writes or outside
-        for const in code.co_consts:
-            if isinstance(const, types.CodeType):
-                inner = _facts(const, variables)
-                self.changes = self.changes or inner.changes
-                self.writes = self.writes or inner.writes
-                self.by_name = self.by_name or inner.by_name
-                self.names |= inner.names
-                self.stored |= inner.stored
-                self.attributes |= inner.attributes
-                self.bound |= inner.bound
-
-
-def _only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
-    """Variables that are bound to nothing but what instructions of some kinds make, and where they first are."""
-    found: dict[str, int] = {}
-    others: set[str] = set()
-    names = [step.opname for step in steps]
-    for place, step in enumerate(steps):
-        if _stores(step):
-            first = place
-            while names[first - 1] in _SHUFFLING:
-                first -= 1
-            count = 1 + names[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
-            found.setdefault(step.argval, place)
-            if not kinds.issuperset(names[max(first - count, 0) : first]):
-                others.add(step.argval)
-    return {name: place for name, place in found.items() if name not in others}
-
-
-def _loads(step: Any, names: Set[str]) -> bool:
-    return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
-
-
-def _stores(step: Any) -> bool:
-    return step is not None and step.opname == "STORE_FAST"
-
-
-def _of_no_account(value: Any) -> bool:
-    """Whether a global is part of a library."""
-    kind = type(value)
-    if kind is types.FunctionType:
-        return is_library(value)
-    if issubclass(kind, types.ModuleType):
-        return of_library(value.__name__)
-    if issubclass(kind, type):
-        return of_library(value.__module__)
-    return kind is types.BuiltinFunctionType
-
-
-# By code: what it does. (What it names may have become something else since, but for functions of libraries.)
-_known: dict[types.CodeType, _Facts] = {}
-
-
-def _facts(code: types.CodeType, variables: dict) -> _Facts:
-    found = _known.get(code)
-    if found is None:
-        found = _known[code] = _Facts(code, variables)
-    return found
-
-
-# --- what a call can reach --------------------------------------------------------------------------------------------
 
 
 class Reach:
@@ -194,7 +48,7 @@ class Reach:
 
     def __init__(self, *things: Any, verdict: bool = False) -> None:
         """`verdict`: only whether they change anything is asked."""
-        self.functions: dict[types.FunctionType, _Facts] = {}
+        self.functions: dict[types.FunctionType, Effects] = {}
         self.things: list[Any] = []
         self.bound: set[str] = set()
         self.changes = self.writes = self.by_name = False
@@ -241,23 +95,23 @@ class Reach:
 
     def _read(self, func: types.FunctionType) -> None:
         variables = func.__globals__
-        facts = self.functions[func] = _facts(func.__code__, variables)
-        self.changes = self.changes or facts.changes
-        self.writes = self.writes or facts.writes
-        self.by_name = self.by_name or facts.by_name
-        self.bound |= facts.bound
+        effects = self.functions[func] = effects_of(func.__code__, variables)
+        self.changes = self.changes or effects.changes
+        self.writes = self.writes or effects.writes
+        self.by_name = self.by_name or effects.by_name
+        self.bound |= effects.bound
         for cell in func.__closure__ or ():
             try:
                 self._pending.append(cell.cell_contents)
             except ValueError:
                 pass  # not bound yet
-        for name in facts.names:
+        for name in effects.names:
             value = variables.get(name)
             if issubclass(type(value), types.ModuleType):
                 self.things.append(value)
-                found = [vars(value).get(attribute) for attribute in facts.attributes]
-                self._pending += [each for each in found if not _of_no_account(each)]
-            elif not _of_no_account(value):
+                found = [vars(value).get(attribute) for attribute in effects.attributes]
+                self._pending += [each for each in found if not of_no_account(each)]
+            elif not of_no_account(value):
                 self._pending.append(value)
 
     def roots(self, args: Iterable[Any]) -> Iterable[Any]:
@@ -361,8 +215,8 @@ class Before:
         roots = list(reach.roots(args))
         self.held: list[Held] = look(roots, _MOST, whole=False)  # type: ignore[assignment]
         self.names: list[tuple[Any, str, Any]] = []
-        for func, facts in reach.functions.items():
-            self._note(func.__globals__, facts.stored)
+        for func, effects in reach.functions.items():
+            self._note(func.__globals__, effects.stored)
         kinds = [
             *{type(thing) for thing, _, _ in self.held},
             *[each for each in reach.things if issubclass(type(each), type)],
@@ -439,8 +293,8 @@ def _is_quiet(thing: Any, depth: int) -> bool:
     kind = type(thing)
     if kind is not types.FunctionType:
         return kind in _QUIET or (kind is type and not _class_changes(thing))
-    facts = _known.get(thing.__code__)
-    if facts is None or facts.changes or thing.__dict__ or not depth:
+    effects = known.get(thing.__code__)
+    if effects is None or effects.changes or thing.__dict__ or not depth:
         return False
     for cell in thing.__closure__ or ():
         try:
@@ -449,7 +303,7 @@ def _is_quiet(thing: Any, depth: int) -> bool:
         except ValueError:
             return False
     variables = thing.__globals__
-    for name in facts.names:
+    for name in effects.names:
         if not _is_quiet(variables.get(name), depth - 1):
             return False
     return True
