@@ -301,3 +301,69 @@ def test_objects_that_answer_nothing():
     torch.testing.assert_close(vmap(program)(torch.tensor([1.0, -1.0])), torch.tensor([4.0, 2.0]))
     assert len(seen) == 1
     assert seen[0] is proxy
+
+
+def with_a_hook(o, x):
+    y = x * 2
+
+    def hook(g):
+        o.row.append(1.0)
+        changed = g * len(o.row)
+        if g[1] > 0:
+            o.row.append(1.0)
+            changed = changed * len(o.row)
+            o.row.pop()
+        o.row.pop()
+        return changed
+
+    y.register_hook(hook)
+    return (y * y).sum()
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, o):
+        ctx.save_for_backward(x)
+        ctx.o = o
+        o.row.append(1.0)
+        y = x * len(o.row)
+        if x[1] > 0:
+            o.row.append(1.0)
+            y = y * len(o.row)
+            o.row.pop()
+        o.row.pop()
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        ctx.o.stack.push(1.0)
+        y = x * g * ctx.o.stack.depth
+        if x[1] > 0:
+            ctx.o.stack.push(1.0)
+            y = y * ctx.o.stack.depth
+            ctx.o.stack.pop()
+        ctx.o.stack.pop()
+        return y, None
+
+
+def with_a_function(o, x):
+    return Scaled.apply(x, o).sum()
+
+
+@pytest.mark.parametrize("program", [with_a_hook, with_a_function], ids=lambda p: p.__name__)
+def test_in_a_backward_pass(program):
+    xs = torch.tensor([[0.5, -0.2, 0.9], [-0.7, 0.4, 0.1], [-0.3, -0.6, 1.2], [0.1, 0.2, -0.3]], dtype=D)
+
+    def by_autograd(f):
+        leaf = xs.clone().requires_grad_()
+        return torch.autograd.grad(f(leaf), leaf)[0]
+
+    o = Outside()
+    want = by_autograd(lambda xs: sum(program(o, x) for x in xs))
+    o = Outside()
+    for _ in range(2):
+        torch.testing.assert_close(vmap(grad(lambda x: program(o, x)))(xs), want)
+        torch.testing.assert_close(grad(lambda xs: vmap(lambda x: program(o, x))(xs).sum())(xs), want)
+        torch.testing.assert_close(by_autograd(lambda xs: vmap(lambda x: program(o, x))(xs).sum()), want)
+        assert (len(o.row), o.stack.depth) == (2, 0)

@@ -10,11 +10,13 @@ from lanewise._control.results import put_together
 from lanewise._core.hooks import HookLevel
 from lanewise._core.journal import Journal
 from lanewise._core.lanes import Restart, arrived, machine, raise_caught
+from lanewise._core.outside import held_before, reach_of
 
 
 def run_hook(level: HookLevel, hook: Callable, args: tuple, unchanged: Any) -> Any:
     """What a hook gives in place of `unchanged`; None where it leaves that as it is in all lanes."""
     func = converted(hook)
+    held = held_before(reach_of(hook), args)
     together, machine.together = machine.together, 0
     try:
         while True:
@@ -30,6 +32,8 @@ def run_hook(level: HookLevel, hook: Callable, args: tuple, unchanged: Any) -> A
                 if arrived(level, error, Restart) is None:
                     raise
                 level.journal.undo(level)
+                if held is not None:
+                    held.put_back()
                 func = None
     finally:
         machine.together = together

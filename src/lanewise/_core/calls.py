@@ -5,6 +5,7 @@ inputs, its outputs and values of its own, so that each plane can give the user'
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,10 +17,12 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import form_of, give, take
 from lanewise._core.formulas import Formula, as_function
+from lanewise._core.holdings import ATOMS
 from lanewise._core.lane_level import lanes_of
 from lanewise._core.lane_values import at_lane, needing_gradients, stack_lanes
 from lanewise._core.lanes import lanes_together
 from lanewise._core.level import on_plane, record_as_outside
+from lanewise._core.outside import held_before, reach_of
 from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
@@ -153,6 +156,7 @@ class UserCall(Call):
         self.single = False
 
     def forward(self, args: tuple) -> tuple:
+        held = held_before(reach_of(self.cls.forward, self.cls.setup_context), args)
         try:
             with lanes_together():
                 return self._run(args)
@@ -160,6 +164,8 @@ class UserCall(Call):
             level = highest_level(args)
             if not isinstance(level, BatchLevel) or level.size == 0:
                 raise
+            if held is not None:
+                held.put_back()
             return self._run_lanes(level, args)
 
     def _run(self, args: tuple) -> tuple:
@@ -246,10 +252,19 @@ class UserCall(Call):
         return ctx
 
     def backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
-        return self._or_per_lane(lambda kept, grads: self._backward(kept, needs, grads), kept, grads)
+        formula = self._of_user(lambda kept, grads: self._backward(kept, needs, grads), self.cls.backward)
+        return self._or_per_lane(formula, kept, grads)
+
+    def _of_user(self, formula: Any, user: Any) -> Callable[[list, tuple], tuple]:
+        """A formula that calls the user's says so, where that may change objects, and which it has from `ctx`."""
+        objects = [value for value in self.attributes.values() if not isinstance(value, ATOMS)]
+        if objects or reach_of(user) is not None:
+            formula.__wrapped__ = functools.partial(user, *objects)
+        return formula
 
     def _or_per_lane(self, formula: Callable[[list, tuple], tuple], kept: list, given: tuple) -> tuple:
         """The formula; once per lane where it asks for Python values or NumPy arrays of lane values."""
+        held = held_before(reach_of(formula), ())
         try:
             with lanes_together():
                 return formula(kept, given)
@@ -258,6 +273,8 @@ class UserCall(Call):
             asks = isinstance(error, LaneValueError) or reads_memory(error)
             if not asks or not isinstance(level, (BatchLevel, DualLevel)) or getattr(level, "size", 1) == 0:
                 raise
+            if held is not None:
+                held.put_back()
         _say_slow(self.cls)
         if isinstance(level, DualLevel):
             return as_function(formula, kept, given)  # takes primals and tangents apart
@@ -285,7 +302,8 @@ class UserCall(Call):
         return check_count(f"{self.cls.__name__}Backward", result, len(needs))
 
     def jvp(self, kept: list, tangents: tuple) -> tuple:
-        return self._or_per_lane(self._jvp, kept, tangents)
+        formula = self._of_user(lambda kept, tangents: self._jvp(kept, tangents), self.cls.jvp)
+        return self._or_per_lane(formula, kept, tangents)
 
     def _jvp(self, kept: list, tangents: tuple) -> tuple:
         ctx = self.context(kept, tuple(t is not None for t in tangents), forward=True)

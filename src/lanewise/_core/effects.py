@@ -29,6 +29,7 @@ _MADE = frozenset(
 _CALLS = frozenset("CALL CALL_FUNCTION CALL_METHOD CALL_FUNCTION_EX CALL_FUNCTION_KW CALL_KW".split())
 _SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
 _IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
+_CONTEXT = frozenset({"ctx"})
 _BY_NAME = frozenset({"getattr", "methodcaller"})
 _BY_NAME_GIVEN = frozenset({"setattr", "delattr"})
 
@@ -84,7 +85,8 @@ class Effects:
                     self.changes = self.changes or not _loads(before, own)
             elif kind in ("STORE_ATTR", "DELETE_ATTR"):
                 self.bound.add(name)
-                self.changes = True
+                # (The context of a custom Function is new in each call.)
+                self.changes = self.changes or not _loads(before, _CONTEXT)
             elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
                 outside = not (place > 1 and _loads(steps[place - 2], own))
                 self.changes, self.writes = self.changes or outside, self.writes or outside

@@ -15,7 +15,9 @@ from lanewise._torch_compat import is_grad_enabled
 def as_function(formula: Callable[[list, tuple], tuple], kept: list, given: tuple) -> tuple:
     """What a formula gives, to be differentiated again by autograd."""
     count = len(kept)
-    return Formula.apply(lambda *values: formula(list(values[:count]), values[count:]), *kept, *given)
+    flat: Any = lambda *values: formula(list(values[:count]), values[count:])
+    flat.__wrapped__ = formula
+    return Formula.apply(flat, *kept, *given)
 
 
 class Formula(Function):

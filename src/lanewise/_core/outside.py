@@ -114,9 +114,8 @@ class Reach:
             elif not of_no_account(value):
                 self._pending.append(value)
 
-    def roots(self, args: Iterable[Any]) -> Iterable[Any]:
+    def roots(self) -> Iterable[Any]:
         """Where to look for objects that a call may change."""
-        yield from args
         yield from self.things
         for func in self.functions:
             yield from func.__closure__ or ()
@@ -211,26 +210,25 @@ class Before:
 
     __slots__ = ("held", "names", "tensors")
 
-    def __init__(self, reach: Reach, args: Iterable[Any]) -> None:
-        roots = list(reach.roots(args))
+    def __init__(self, reaches: list[Reach], args: Iterable[Any]) -> None:
+        roots = [*args, *[root for reach in reaches for root in reach.roots()]]
         self.held: list[Held] = look(roots, _MOST, whole=False)  # type: ignore[assignment]
         self.names: list[tuple[Any, str, Any]] = []
-        for func, effects in reach.functions.items():
-            self._note(func.__globals__, effects.stored)
-        kinds = [
-            *{type(thing) for thing, _, _ in self.held},
-            *[each for each in reach.things if issubclass(type(each), type)],
-        ]
-        classes = {base for kind in kinds for base in kind.__mro__ if not of_library(base.__module__)}
-        for owner in (*classes, *[thing for thing in reach.things if issubclass(type(thing), types.ModuleType)]):
-            self._note(owner, reach.bound)
-            if reach.by_name:
-                self._note(owner, list(vars(owner)))
-        shared = [value for kind in classes for value in vars(kind).values() if _may_change(value)]
+        kinds = {type(thing) for thing, _, _ in self.held}
+        shared: list[Any] = []
+        for reach in reaches:
+            for func, effects in reach.functions.items():
+                self._note(func.__globals__, effects.stored)
+            kinds.update([each for each in reach.things if issubclass(type(each), type)])
+            modules = [each for each in reach.things if issubclass(type(each), types.ModuleType)]
+            classes = {base for kind in kinds for base in kind.__mro__ if not of_library(base.__module__)}
+            for owner in (*classes, *modules):
+                self._note(owner, {*reach.bound, *(vars(owner) if reach.by_name else ())})
+            shared += [value for kind in classes for value in vars(kind).values() if _may_change(value)]
         if shared:
             self.held += look(shared, _MOST, whole=False) or ()
         self.tensors: list[tuple[Tensor, int, Tensor]] = []
-        if reach.writes:
+        if any(reach.writes for reach in reaches):
             found = {id(part): part for parts in (roots, *[each[2] for each in self.held]) for part in parts}
             with torch.no_grad():
                 self.tensors = [
@@ -276,11 +274,11 @@ def _may_change(value: Any) -> bool:
     return type(value) in _CONTAINERS or not (issubclass(type(value), type) or of_library(type(value).__module__))
 
 
-def reach_of(func: Any) -> Reach | None:
-    """What a function may change; None where it changes no objects."""
-    if _is_quiet(func, 3):
+def reach_of(*funcs: Any) -> Reach | None:
+    """What functions may change; None where they change no objects."""
+    if all(_is_quiet(func, 3) for func in funcs):
         return None
-    reach = Reach(func)
+    reach = Reach(*funcs)
     return reach if reach.changes else None
 
 
@@ -294,6 +292,8 @@ def _is_quiet(thing: Any, depth: int) -> bool:
     if kind is not types.FunctionType:
         return kind in _QUIET or (kind is type and not _class_changes(thing))
     effects = known.get(thing.__code__)
+    if effects is None and is_library(thing):
+        return "__wrapped__" not in thing.__dict__
     if effects is None or effects.changes or thing.__dict__ or not depth:
         return False
     for cell in thing.__closure__ or ():
@@ -310,10 +310,9 @@ def _is_quiet(thing: Any, depth: int) -> bool:
 
 
 def held_before(reach: Reach | None, args: Iterable[Any]) -> Before | None:
-    """What objects hold before a call of a function with these arguments, where it may change them."""
+    """What objects hold before a call of a function with these arguments, where it or they may change them."""
     args = [arg for arg in args if not isinstance(arg, Tensor)]
-    if reach is None:
-        if not args or not any(map(_changing, args)):
-            return None
-        reach = Reach(*args)
-    return Before(reach, args)
+    found = [] if reach is None else [reach]
+    if args and any(map(_changing, args)):
+        found.append(Reach(*args))
+    return Before(found, args) if any(each.changes for each in found) else None
