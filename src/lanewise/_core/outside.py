@@ -276,7 +276,7 @@ def _may_change(value: Any) -> bool:
 
 def reach_of(*funcs: Any) -> Reach | None:
     """What functions may change; None where they change no objects."""
-    if all(_is_quiet(func, 3) for func in funcs):
+    if _are_quiet([*funcs]):
         return None
     reach = Reach(*funcs)
     return reach if reach.changes else None
@@ -286,26 +286,35 @@ def reach_of(*funcs: Any) -> Reach | None:
 _QUIET = {types.BuiltinFunctionType, Tensor, nn.Parameter, int, float, str, bool, type(None)}
 
 
-def _is_quiet(thing: Any, depth: int) -> bool:
-    """Whether it is known at once that a function changes no objects, and has none."""
-    kind = type(thing)
-    if kind is not types.FunctionType:
-        return kind in _QUIET or (kind is type and not _class_changes(thing))
-    effects = known.get(thing.__code__)
-    if effects is None and is_library(thing):
-        return "__wrapped__" not in thing.__dict__
-    if effects is None or effects.changes or thing.__dict__ or not depth:
-        return False
-    for cell in thing.__closure__ or ():
-        try:
-            if not _is_quiet(cell.cell_contents, depth - 1):
+def _are_quiet(pending: list[Any]) -> bool:
+    """Whether it is known at once that functions change no objects, and have none."""
+    seen: set[types.FunctionType] = set()
+    for thing in pending:  # which grows on the way
+        kind = type(thing)
+        if kind is not types.FunctionType:
+            if kind in _QUIET or (kind is type and not _class_changes(thing)):
+                continue
+            return False
+        if thing in seen:
+            continue
+        seen.add(thing)
+        effects = known.get(thing.__code__)
+        if thing.__dict__ or len(seen) > _MANY:
+            return False
+        if effects is None:
+            if is_library(thing):
+                continue
+            return False
+        if effects.changes:
+            return False
+        for cell in thing.__closure__ or ():
+            try:
+                pending.append(cell.cell_contents)
+            except ValueError:
                 return False
-        except ValueError:
-            return False
-    variables = thing.__globals__
-    for name in effects.names:
-        if not _is_quiet(variables.get(name), depth - 1):
-            return False
+        variables = thing.__globals__
+        for name in effects.names:
+            pending.append(variables.get(name))
     return True
 
 
