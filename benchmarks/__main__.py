@@ -23,6 +23,7 @@ from benchmarks import (  # noqa: F401  (they register workloads)
     jacobians,
     layers,
     per_sample,
+    science,
     training,
 )
 from benchmarks.compare import compare, first_line

@@ -1,0 +1,125 @@
+"""What scientists write for one point, one trajectory or one filter: many small operations, and derivatives of nets."""
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.models import mlp, parameters_of, random
+from benchmarks.workload import LOOP, Peers, transforms, workload
+
+
+def _field(width: int = 32) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
+    net = mlp(2, width, width, 1)
+    return net, parameters_of(net), random(256, 2)
+
+
+@workload("science", 1.0)
+def laplacian() -> Peers:
+    """Laplacian of an MLP 2-32-32-1 at each of 256 points"""
+    net, params, points = _field()
+
+    def make(api):
+        def value(x: Tensor) -> Tensor:
+            return api.functional_call(net, params, (x,)).squeeze()
+
+        mapped = api.vmap(lambda x: api.hessian(value)(x).diagonal().sum())
+        return lambda: mapped(points)
+
+    return transforms(make)
+
+
+@workload("science", 1.0, tolerance=1e-3)
+def residual_gradient() -> Peers:
+    """training gradient of a second derivative of an MLP 2-32-32-1, squared, over 256 points"""
+    net, params, points = _field()
+    direction = torch.tensor([1.0, 0.0])
+
+    def make(api):
+        def residual(params: dict[str, Tensor], x: Tensor) -> Tensor:
+            def value(x: Tensor) -> Tensor:
+                return api.functional_call(net, params, (x,)).squeeze()
+
+            second = api.jvp(api.grad(value), (x,), (direction,))[1][0]
+            return (second - value(x)) ** 2
+
+        gradient = api.grad(lambda params: api.vmap(residual, in_dims=(None, 0))(params, points).mean())
+        return lambda: gradient(params)
+
+    return transforms(make)
+
+
+@workload("science", 1.0)
+def hessian_vector_product() -> Peers:
+    """product of the Hessian of a mean loss with a vector, MLP 2-32-32-1, 256 points"""
+    net, params, points = _field()
+    vector = {name: torch.ones_like(p) for name, p in params.items()}
+
+    def make(api):
+        def loss(params: dict[str, Tensor]) -> Tensor:
+            return api.functional_call(net, params, (points,)).square().mean()
+
+        return lambda: api.jvp(api.grad(loss), (params,), (vector,))[1]
+
+    return transforms(make)
+
+
+def _pendulum(y: Tensor) -> Tensor:
+    return torch.stack([y[1], -torch.sin(y[0])])
+
+
+def _runge_kutta(y: Tensor, steps: int, h: float = 0.1) -> Tensor:
+    for _ in range(steps):
+        a = _pendulum(y)
+        b = _pendulum(y + h / 2 * a)
+        c = _pendulum(y + h / 2 * b)
+        d = _pendulum(y + h * c)
+        y = y + h / 6 * (a + 2 * b + 2 * c + d)
+    return y
+
+
+@workload("science", 1.0)
+def runge_kutta() -> Peers:
+    """fifty Runge-Kutta steps of 1,000 pendulums: 1,650 operations on [2]"""
+    starts = random(1000, 2)
+
+    def make(api):
+        mapped = api.vmap(lambda y: _runge_kutta(y, 50))
+        return lambda: mapped(starts)
+
+    return transforms(make)
+
+
+@workload("science", 1.0)
+def flow_jacobian() -> Peers:
+    """Jacobians of ten Runge-Kutta steps of 64 pendulums in where they start"""
+    starts = random(64, 2)
+
+    def make(api):
+        mapped = api.vmap(api.jacfwd(lambda y: _runge_kutta(y, 10)))
+        return lambda: mapped(starts)
+
+    return transforms(make)
+
+
+@workload("science", 1.0)
+def kalman_filter() -> Peers:
+    """Kalman filter of four states and two readings, twenty steps for 128 lanes: most operations have no lanes"""
+    move, noise, readings = 0.9 * torch.eye(4), 0.1 * torch.eye(4), random(128, 20, 2)
+    observe, error = random(2, 4, seed=1), torch.eye(2)
+
+    def filtered(z: Tensor) -> Tensor:
+        x, covariance = torch.zeros(4), torch.eye(4)
+        for step in range(20):
+            x, covariance = move @ x, move @ covariance @ move.T + noise
+            innovation = observe @ covariance @ observe.T + error
+            gain = torch.linalg.solve(innovation, observe @ covariance).T
+            x = x + gain @ (z[step] - observe @ x)
+            covariance = covariance - gain @ observe @ covariance
+        return x
+
+    def make(api):
+        mapped = api.vmap(filtered)
+        return lambda: mapped(readings)
+
+    peers = transforms(make)
+    peers[LOOP] = lambda: torch.stack([filtered(z) for z in readings])
+    return peers
