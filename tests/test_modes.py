@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
-from lanewise import grad, grad_and_value, hessian, jacrev, jvp, vmap
+from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vmap
 from tests.oracles import assert_same
 
 XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -246,6 +246,86 @@ def test_inference_tensors():
         assert_same(vmap(grad(lambda x: x.sin().sum()))(xs), xs.cos())
         assert_same(jacrev(torch.sin)(xs[0]), torch.diag(xs[0].cos()))
     assert_same(vmap(grad(lambda x: x.sin().sum()))(xs), xs.cos().clone())
+
+
+def _newton(a):
+    x = a
+    while (x * x - a).abs() > 1e-6 * a:
+        x = 0.5 * (x + a / x)
+    return x
+
+
+def _sum_of_some(a):
+    total = 0.0
+    for i in range(3):
+        if a > i + 2.5:
+            total = total + a * a * 0.5
+    return total * a
+
+
+IN_BRANCHES = {
+    "newton": _newton,
+    "sum of some": _sum_of_some,
+    "expression in a branch": lambda a: a + a * 0.5 if a > 3 else a,
+    "as many turns": lambda a: sum((a + i * a for i in range(int(a))), a * a),
+}
+
+
+@pytest.mark.parametrize("f", IN_BRANCHES.values(), ids=IN_BRANCHES)
+@pytest.mark.parametrize("transform", [lambda f: f, grad, lambda f: lambda a: jvp(f, (a,), (a,))])
+def test_branches_in_inference_mode(f, transform):
+    numbers = torch.tensor([2.0, 9.0, 3.5])
+    want = vmap(transform(f))(numbers)
+    with torch.inference_mode():
+        assert_same(vmap(transform(f))(numbers), want)
+        assert_same(vmap(transform(f))(numbers.clone()), want)
+
+
+# Of these, torch has the formula, or two reverse passes give the tangent.
+TANGENTS_BY_TORCH = {
+    "inv": torch.linalg.inv,
+    "qr": lambda x: torch.linalg.qr(x).R,
+    "solve_triangular": lambda x: torch.linalg.solve_triangular(x.tril(), x, upper=False),
+    "matrix_exp": torch.linalg.matrix_exp,
+    "huber_loss": lambda x: torch.nn.functional.huber_loss(x, x.T.sin()),
+    "dist": lambda x: torch.dist(x, x.T.sin(), 3),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, torch.tensor([[0, 1, 0]]), x * 2, "prod"),
+    "bessel_j0": torch.special.bessel_j0,
+    "custom Function": lambda x: Cube.apply(x),
+    "gradient of det": grad(torch.linalg.det),
+}
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * cotangent
+
+
+@pytest.mark.parametrize("f", TANGENTS_BY_TORCH.values(), ids=TANGENTS_BY_TORCH)
+@pytest.mark.parametrize("made", ["outside", "in inference mode"])
+def test_tangents_in_inference_mode(f, made):
+    """Forward mode has no need of autograd's records, and gives in inference mode what it gives elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    x, t = torch.randn(2, 4, 3, 3, dtype=torch.float64, generator=generator)
+    x = x + 2 * torch.eye(3)
+    runs = [
+        lambda x, t: jvp(f, (x[0],), (t[0],)),
+        lambda x, t: vmap(lambda x, t: jvp(f, (x,), (t,)))(x, t),
+        lambda x, t: jvp(vmap(f), (x,), (t,)),
+        lambda x, t: linearize(f, x[0])[1](t[0]),
+        lambda x, t: jacfwd(f)(x[0]),
+    ]
+    for run in runs:
+        want = run(x, t)
+        with torch.inference_mode():
+            assert_same(run(x, t) if made == "outside" else run(x.clone(), t.clone()), want)
 
 
 @pytest.mark.parametrize("where", ["around", "inside"])

@@ -50,6 +50,8 @@ tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
 tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 tls_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 DispatchKey = torch._C.DispatchKey
+# Switched off in inference mode and inside kernels: what runs there has no derivative.
+AUTOGRAD_KEY = DispatchKey.AutogradOther
 DispatchKeySet = torch._C.DispatchKeySet
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 

@@ -54,9 +54,11 @@ def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *
                 try:
                     out, leaves = _recorded_below(level, run, values, operands)
                     if out.dim() == rank:
-                        if not out.requires_grad:
+                        if out.requires_grad:
+                            return apply_plainly(_Expression, level, apart or run, (out, leaves), *operands)
+                        # Of a result that could be recorded, plain torch keeps nothing in inference mode.
+                        if not (out.is_floating_point() or out.is_complex()):
                             return level.wrap(out)
-                        return apply_plainly(_Expression, level, apart or run, (out, leaves), *operands)
                 except FAILURES:
                     del machine.raised[known:]
     return (apart or run)(*operands)

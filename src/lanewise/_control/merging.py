@@ -242,8 +242,10 @@ def _number_like(value: Any, tensor: Tensor) -> Tensor:
     kind = kind_of(value)
     if kind is None or tensor.dim() or (kind is bool) != (tensor.dtype is torch.bool):
         raise Unmergeable(f"types {type(value).__name__} and Tensor {list(tensor.shape)}")
-    if torch.result_type(tensor, kind(0)) is not tensor.dtype:
-        raise Unmergeable(f"types {kind.__name__} and Tensor of {tensor.dtype}")
+    with on_plane(None):
+        # Asked of a tensor of its own: under inference mode, the question would reach the plane of `tensor`.
+        if torch.result_type(torch.empty((), dtype=tensor.dtype), kind(0)) is not tensor.dtype:
+            raise Unmergeable(f"types {kind.__name__} and Tensor of {tensor.dtype}")
     if isinstance(value, LaneNumber):
         return value.value.to(tensor.dtype)
     with on_plane(None):

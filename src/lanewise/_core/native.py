@@ -11,7 +11,16 @@ from torch.autograd.function import Function
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.plane import Plane, detached, recorded, replace_tensors, tensors_of
 from lanewise._core.trees import flatten, unflatten
-from lanewise._torch_compat import apply_plainly, forward_ad, forward_level, is_grad_enabled, make_dual
+from lanewise._torch_compat import (
+    AUTOGRAD_KEY,
+    apply_plainly,
+    forward_ad,
+    forward_level,
+    is_grad_enabled,
+    make_dual,
+    set_grad_enabled,
+    tls_is_excluded,
+)
 
 # How often each operation took torch's own formula; tests of hot paths count on it.
 native_formulas: dict[str, int] = {}
@@ -47,6 +56,8 @@ def torch_formula(
     Every floating operand gets a tangent, zeros where it has none: an operand without one sends torch's formulas
     through meta kernels, 90-230 us an operation.
     """
+    if tls_is_excluded(AUTOGRAD_KEY):
+        return _where_torch_derives(torch_formula, func, args, kwargs, primal, tangent)
     name = str(func)
     native_formulas[name] = native_formulas.get(name, 0) + 1
     if func not in _without_formula and (forward_level() < 0 or _opened.ours):
@@ -121,8 +132,23 @@ def _highest(args: tuple, kwargs: dict, primal: Any, tangent: Any) -> Any:
     return highest
 
 
+def _where_torch_derives(run: Callable, func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> Any:
+    """A formula outside of the inference mode that is around the level, in which torch would give no tangent."""
+
+    def ordinary(part: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+        # What was made in inference mode cannot be kept for a derivative.
+        return lambda tensor: x.clone() if (x := part(tensor)) is not None and x.is_inference() else x
+
+    recording = is_grad_enabled()
+    with torch.inference_mode(False):
+        set_grad_enabled(recording)
+        return run(func, args, kwargs, ordinary(primal), ordinary(tangent))
+
+
 def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> tuple[Any, Any]:
     """Jv as the derivative, in u, of u -> J'u: works wherever the operation can be differentiated twice."""
+    if tls_is_excluded(AUTOGRAD_KEY):
+        return _where_torch_derives(double_reverse, func, args, kwargs, primal, tangent)
     outer = is_grad_enabled()
     kept = False  # Whether somebody differentiates the result on this plane.
     plane = _highest(args, kwargs, primal, tangent)
