@@ -70,6 +70,9 @@ def test_every_nesting(name, lengths):
     assert_same(jvp(vmap(real), (X,), (T,))[1], want, (1e-6, 1e-7))
     second = loop_vmap(lambda x, t: slope(lambda x: (plain_grad(loss)(x),), x, t, 1e-5)[0])(X, T)
     assert_same(vmap(lambda x, t: jvp(grad(loss), (x,), (t,))[1])(X, T), second, (1e-5, 1e-6))
+    with torch.inference_mode():
+        assert_same(vmap(f)(X), loop_vmap(f)(X))
+        assert_same(vmap(grad(loss))(X), loop_vmap(grad(loss))(X))
 
 
 def test_lengths_that_lanes_share():

@@ -316,6 +316,8 @@ class BatchLevel(Level):
             )
             return self._run(rule, func, args, kwargs, False)
         below_args, below_kwargs = replace_tensors(self.physical, args, kwargs)
+        if not rule.mutates and any(operand.layout is not torch.strided for operand in operands):
+            return run_with_layouts(self, func, below_args, below_kwargs)
         out = self.below(lambda: func(*below_args, **below_kwargs))
         if rule.mutates:
             return written_results(func, args, kwargs)

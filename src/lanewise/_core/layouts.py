@@ -16,6 +16,9 @@ LAYOUT_RULES: dict[OpOverload, Callable[..., Any]] = {}
 
 def run_with_layouts(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """An operation on values of `level` and a tensor without strides."""
+    if func not in LAYOUT_RULES and func._can_decompose():
+        # Only in inference mode; elsewhere torch takes it apart before it comes here.
+        return func.decompose(*args, **kwargs)
 
     def enter(tensor: Any) -> Any:
         if level.owns(tensor) and not level.lifted(tensor):

@@ -9,6 +9,8 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route, unrouted
 from lanewise._core.layouts import LAYOUT_RULES
+from lanewise._core.level import current_level
+from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import refuse
 from lanewise._rules.batch.matmul import added, scaled
 from lanewise._torch_compat import OpOverload
@@ -26,27 +28,35 @@ def layout_rule(op: OpOverload) -> Callable[[Callable], Callable]:
     return register
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a [m, k] and b [k, n], one of them sparse. Of two plain operands, what the kernel makes must be plain, too."""
+    here = current_level()
+    if here is None or isinstance(a, Plane) or isinstance(b, Plane):
+        return torch.mm(a, b)
+    return here.adopt(here.below(_product, a, b))
+
+
 @layout_rule(aten.mm.default)
 def mm(level: BatchLevel, a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] sparse and b [B, k, n], or a [B, m, k] and b [k, n] sparse -> [B, m, n]"""
     if level.mapped(b):
         right = b.value
         lanes, inner, columns = right.shape
-        out = torch.mm(a, right.transpose(0, 1).reshape(inner, lanes * columns))
+        out = _product(a, right.transpose(0, 1).reshape(inner, lanes * columns))
         return out.view(a.shape[0], lanes, columns).transpose(0, 1).contiguous()
     left = level.physical(a)
-    return torch.mm(left.reshape(-1, left.shape[2]), b).view(level.size, -1, b.shape[1])
+    return _product(left.reshape(-1, left.shape[2]), b).view(level.size, -1, b.shape[1])
 
 
 @layout_rule(aten.mv.default)
 def mv(level: BatchLevel, a: Tensor, v: Tensor) -> Tensor:
     """a [m, k] sparse, v [B, k] -> [B, m]"""
-    return torch.mm(a, level.physical(v).t()).t().contiguous()
+    return _product(a, level.physical(v).t()).t().contiguous()
 
 
 def _addmm(level: BatchLevel, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """c [B, m, n] or what broadcasts to it, a and b as in mm, or neither with lanes -> [B, m, n]"""
-    product = mm(level, a, b) if level.mapped(a) or level.mapped(b) else torch.mm(a, b)
+    product = mm(level, a, b) if level.mapped(a) or level.mapped(b) else _product(a, b)
     bias = level.physical(c)
     if level.mapped(c):
         bias = bias.reshape(level.size, *[1] * (2 - c.dim()), *c.shape)
