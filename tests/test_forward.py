@@ -149,6 +149,39 @@ def test_grad_mode_and_inference_mode():
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
+def _doubled(x):
+    return x.mul_(2)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: jvp(_doubled, (x,), (x,)),
+        lambda x: jvp(_doubled, (x,), (x.view(-1).view_as(x),)),
+        lambda x: jvp(lambda x: _doubled(x["x"]), ({"x": x},), ({"x": x},)),
+        lambda x: vmap(lambda x: jvp(_doubled, (x,), (x,)))(x),
+        lambda x: vmap(lambda x, t: jvp(_doubled, (x,), (t,)))(x, x),
+        lambda x: [part[0] for part in vmap(vmap(lambda x: jvp(_doubled, (x,), (x,))))(x[None])],
+        lambda x: jvp(lambda x: jvp(_doubled, (x,), (x,))[1], (x,), (x.clone(),)),
+        lambda x: jvp(lambda x, y: _doubled(x) * y, (x, torch.ones_like(x)), (x, torch.zeros_like(x))),
+    ],
+)
+def test_a_tangent_in_the_memory_of_its_primal(run):
+    """The function writes to the primal, and the tangent is what it was."""
+    x = data(2)
+    want = 2 * x
+    for part in run(x):
+        assert_same(part, want)
+
+
+def test_tangents_in_the_memory_of_other_primals():
+    position, speed = data(2), data(2) + 1
+    both = lambda x, v: (x.add_(v), v.mul_(2))
+    want = (position + speed, 2 * speed), (speed + position, 2 * position)
+    got = jvp(both, (position, speed), (speed, position))
+    assert_same(got, want)
+
+
 def _write_into_view(x):
     y = x * 2
     row = y[0]

@@ -328,6 +328,46 @@ def test_tangents_in_inference_mode(f, made):
             assert_same(run(x, t) if made == "outside" else run(x.clone(), t.clone()), want)
 
 
+VIEWS = {
+    "view": lambda x: x.view(-1),
+    "select": lambda x: x[0],
+    "slice": lambda x: x[:, 1:] * x[:, :1],
+    "unbind": lambda x: x.unbind()[1],
+    "transpose": lambda x: x.t() @ x,
+    "expand": lambda x: x[None].expand(2, 2, 3),
+    "detach": lambda x: x.detach(),
+    "reshape": lambda x: x.reshape(3, 2),
+    "real and imaginary part": lambda x: torch.view_as_real(torch.complex(x, x.sin())),
+    "written": lambda x: x.clone()[0].mul_(x[1]),
+    "argument written": lambda x: x.view(-1).mul_(2.0),
+    "squeezed in place": lambda x: x.clone().unsqueeze_(0).squeeze_(0),
+    "branch": lambda x: x[0] * 2 if x.sum() > 0 else x[1],
+    "linear": lambda x: torch.nn.functional.linear(x, W.t()),
+}
+
+
+@pytest.mark.parametrize("f", VIEWS.values(), ids=VIEWS)
+def test_views_in_inference_mode_inside(f):
+    """Of tensors that were made before it, as in a function that evaluates a model."""
+    xs = torch.randn(4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+    def quiet(x):
+        with torch.inference_mode():
+            return f(x)
+
+    want = torch.stack([f(x) for x in xs.clone()])
+    for run in (
+        vmap(quiet),
+        lambda xs: vmap(vmap(quiet))(xs[None])[0],
+        lambda xs: torch.stack([jvp(quiet, (x,), (x.clone(),))[0] for x in xs]),
+    ):
+        assert_same(run(xs.clone()), want)
+    leaves = [x.clone().requires_grad_() for x in xs]
+    losses = [(x * quiet(x.detach().clone()).sum()).sum() for x in leaves]
+    known = torch.stack([torch.autograd.grad(loss, x)[0] for loss, x in zip(losses, leaves, strict=True)])
+    assert_same(vmap(grad(lambda x: (x * quiet(x.detach().clone()).sum()).sum()))(xs.clone()), known)
+
+
 @pytest.mark.parametrize("where", ["around", "inside"])
 def test_autocast(where):
     """Cast once, where the loop casts; outside of the region not at all."""

@@ -114,7 +114,11 @@ def fast_binding(op: torch._ops.OpOverload) -> Callable:
     return op._op
 
 
+# Whether two tensors share memory, in 0.2 us: comparing their storages takes 1.
+is_alias_of = torch._C._is_alias_of
+
 # Grad mode without the cost of the public context managers (0.05 us against 1 us); plain setters otherwise.
+is_inference_mode_enabled = torch.is_inference_mode_enabled
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled
 is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled

@@ -24,6 +24,7 @@ from lanewise._torch_compat import (
     has_kernel_for_key,
     include_key,
     is_any_autocast_enabled,
+    is_inference_mode_enabled,
     look_up_rules,
     make_wrapper,
     never_compile,
@@ -295,10 +296,13 @@ def route(op: OpOverload, path: Callable) -> None:
     uniform = None
     if gathers and makes_tensors(op):
         uniform = _same_in_all(fast_binding(op), has_kernel_for_key(op.name(), "Autograd"))
+    views = op.is_view
 
     def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         try:
-            if not tls_is_included(OUTSIDE_KEY):
+            if views and is_inference_mode_enabled():
+                out = NotImplemented
+            elif not tls_is_included(OUTSIDE_KEY):
                 out = path(args, kwargs)
             elif (type(x := args[0]) is BatchTensor and x.level is standing.here) or is_here(args):
                 # Off for what the path calls without going below.

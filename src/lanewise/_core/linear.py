@@ -210,18 +210,18 @@ class LinearLevel(Level):
             if tensor.slot is not None:  # type: ignore[attr-defined]
                 return tensor.slot  # type: ignore[attr-defined]
             tensor = tensor.value  # type: ignore[attr-defined]
-        if self.written and not self.written.isdisjoint(_memory(tensor)):
+        if self.written and not self.written.isdisjoint(memories(tensor)):
             return Residual(self.below(torch.clone, tensor))
         residual = self.residuals.get(id(tensor))
         if residual is None:
             residual = self.residuals[id(tensor)] = Residual(tensor)
-            for memory in _memory(tensor):
+            for memory in memories(tensor):
                 self.by_memory.setdefault(memory, []).append(residual)
         return residual
 
     def preserve(self, target: Tensor) -> None:
         """Keep what the program needs of a primal that is about to be overwritten."""
-        for memory in _memory(target):
+        for memory in memories(target):
             self.written.add(memory)
             for residual in self.by_memory.pop(memory, ()):
                 self.residuals.pop(id(residual.value), None)
@@ -303,7 +303,7 @@ def _fresh_copy(value: Tensor) -> Tensor:
     return torch.zeros_like(value).copy_(value)
 
 
-def _memory(tensor: Tensor) -> list[int]:
+def memories(tensor: Tensor) -> list[int]:
     """Identities of the memory that a tensor stands for, through all planes."""
     found, pending = [], [tensor]
     while pending:

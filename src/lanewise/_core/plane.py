@@ -14,6 +14,7 @@ from lanewise._torch_compat import (
     current_graph_task_id,
     disabled_torch_function,
     include_key,
+    is_inference_mode_enabled,
     make_wrapper,
     no_dispatch,
     set_grad_enabled,
@@ -56,6 +57,8 @@ class Plane(Tensor):
 
 def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     """Hand one operation to the highest level among its operands."""
+    if func.is_view and is_inference_mode_enabled() and isinstance(args[0], Tensor) and not args[0].is_inference():
+        return _ordinary_view(func, args, kwargs)
     operands = tensors_of(args, kwargs)
     level = None
     for operand in operands:
@@ -89,6 +92,13 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     finally:
         if inside:
             include_key(OUTSIDE_KEY, True)
+
+
+def _ordinary_view(func: Any, args: tuple, kwargs: dict) -> Any:
+    """A view, in inference mode, of a tensor made outside of it: like that, no inference tensor."""
+    with torch.inference_mode(False):
+        set_grad_enabled(False)
+        return interpret(func, args, kwargs)
 
 
 def _kept_lanes(operands: list[Tensor]) -> Any:

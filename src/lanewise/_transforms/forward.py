@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.batch import BatchTensor
 from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.layouts import layout_of
-from lanewise._core.linear import LinearLevel
+from lanewise._core.linear import LinearLevel, memories
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
-from lanewise._torch_compat import peer_engine_active
+from lanewise._torch_compat import is_alias_of, peer_engine_active
 from lanewise._transforms.arguments import check_outputs, function_name, refuse_peer, split_aux
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise.errors import ArgumentError, TransformError, at_user_line
@@ -168,7 +169,7 @@ def check_primals(func: Callable, primals: Any, tangents: Any) -> tuple[list[Ten
             check_pair("jvp", func, x, t, position)
         else:
             if primals:
-                return list(primals), separate(tangents), None
+                return list(primals), separate(primals, tangents), None
     site = _text("jvp", func)
     if not isinstance(primals, tuple):
         raise TransformError(
@@ -202,7 +203,7 @@ def check_primals(func: Callable, primals: Any, tangents: Any) -> tuple[list[Ten
                     )
                 )
         check_pair("jvp", func, x, t, position)
-    return leaves, separate(tangent_leaves), spec
+    return leaves, separate(leaves, tangent_leaves), spec
 
 
 def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) -> None:
@@ -236,15 +237,23 @@ def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) ->
         )
 
 
-def separate(tangents: Any) -> list[Tensor]:
-    """The tangents, copied where two are one tensor: the function may write to one of the primals."""
+def separate(primals: Any, tangents: Any) -> list[Tensor]:
+    """The tangents, copied where one lies in the memory of a primal or of another: the function may write to either."""
     if len(tangents) == 1:
-        return list(tangents)
-    seen: set[int] = set()
+        # As below, in a third of the time.
+        x, t = primals[0], tangents[0]
+        while type(x) is BatchTensor:
+            x = x.value
+        while type(t) is BatchTensor:
+            t = t.value
+        if type(x) is type(t) is Tensor and not is_alias_of(x, t):
+            return list(tangents)
+    seen = {place for x in primals for place in memories(x)}
     found = []
     for t in tangents:
-        found.append(t.clone() if id(t) in seen else t)
-        seen.add(id(t))
+        places = memories(t)
+        found.append(t if seen.isdisjoint(places) else t.clone())
+        seen.update(places)
     return found
 
 
