@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -366,6 +367,58 @@ def test_views_in_inference_mode_inside(f):
     losses = [(x * quiet(x.detach().clone()).sum()).sum() for x in leaves]
     known = torch.stack([torch.autograd.grad(loss, x)[0] for loss, x in zip(losses, leaves, strict=True)])
     assert_same(vmap(grad(lambda x: (x * quiet(x.detach().clone()).sum()).sum()))(xs.clone()), known)
+
+
+class Chosen(torch.autograd.Function):
+    """Its formula asks which way a lane goes, so that it runs for each lane."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0.1)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        (x,) = ctx.saved_tensors
+        return cotangent * 2 * x if x.sum() > 0 else cotangent * (x > 0.1) * x
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: vmap(lambda x: jvp(Chosen.apply, (x,), (x,))[1])(x),
+        lambda x: jvp(vmap(Chosen.apply), (x,), (x,))[1],
+        lambda x: vmap(jacfwd(Chosen.apply))(x),
+        lambda x: vmap(hessian(lambda x: (Chosen.apply(x) ** 2).sum()))(x),
+        lambda x: vmap(grad(lambda x: grad(lambda x: Chosen.apply(x).sum())(x).sum()))(x),
+    ],
+)
+def test_formulas_for_each_lane_in_inference_mode(run):
+    want = run(XS)
+    with torch.inference_mode():
+        assert_same(run(XS), want)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recurrent_layers_in_inference_mode(layer, dtype):
+    """Compositions there come to the planes as they are, and go the way of torch's own kernels all the same."""
+    torch.manual_seed(0)
+    module, x = layer(3, 2).to(dtype), torch.randn(2, 4, 2, 3, dtype=dtype)
+    plain = lambda x: module(x)[0]
+    packed = lambda x: pad_packed_sequence(module(pack_padded_sequence(x, torch.tensor([4, 2])))[0], total_length=5)[0]
+    for f in (
+        lambda x, t: vmap(lambda x, t: jvp(plain, (x,), (t,)))(x, t),
+        lambda x, t: jvp(plain, (x[0],), (t[0],)),
+        lambda x, t: jvp(packed, (x[0],), (t[0],)),
+        lambda x, t: vmap(vmap(packed))(x[None]),
+    ):
+        want = f(x, x.cos())
+        want = want if isinstance(want, tuple) else (want,)
+        with torch.inference_mode():
+            got = f(x, x.cos())
+        assert_same(got if isinstance(got, tuple) else (got,), tuple(part.detach() for part in want))
 
 
 @pytest.mark.parametrize("where", ["around", "inside"])

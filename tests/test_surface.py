@@ -12,7 +12,7 @@ from torch import nn
 
 from lanewise import grad, jacrev, jvp, vmap
 from lanewise.errors import EscapedTensorError, LaneValueError
-from tests.oracles import assert_same
+from tests.oracles import assert_same, loop_vmap
 
 XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 MEMORY = "Cannot access data pointer of Tensor that doesn't have storage"
@@ -265,6 +265,49 @@ def test_deepcopy_of_a_captured_module():
 
     assert_same(vmap(f)(XS), torch.stack([f(x) for x in XS]))
     assert layer.weight.grad is None
+
+
+def test_deepcopy_of_captured_tensors():
+    """Buffers of a module, leaves with a gradient, containers with one tensor twice: each lane writes to copies."""
+    buffer, leaf = torch.arange(3.0).double(), torch.ones(3).double().requires_grad_()
+    leaf.grad = torch.full((3,), 2.0).double()
+    norm = nn.BatchNorm1d(3).double().requires_grad_(False)
+
+    def trained_norm(x):
+        mine = copy.deepcopy(norm)
+        mine(torch.stack([x, 2 * x]))
+        return mine.running_mean, mine.running_var, mine.num_batches_tracked
+
+    def written(x):
+        both = copy.deepcopy({"a": buffer, "b": [buffer]})
+        assert both["a"] is both["b"][0]
+        both["a"].mul_(x)
+        return both["b"][0]
+
+    def gradient(x):
+        mine = copy.deepcopy(leaf)
+        assert mine.requires_grad
+        assert mine.is_leaf
+        (mine * x).sum().backward()
+        return mine.grad
+
+    def in_a_branch(x):
+        mine = copy.deepcopy(buffer)
+        if x.sum() > 0:
+            mine += x
+        else:
+            mine = copy.deepcopy(mine) * x[0]
+        return mine
+
+    for f in (trained_norm, written, gradient, in_a_branch):
+        want = loop_vmap(f)(XS)
+        assert_same(vmap(f)(XS), want)
+        assert_same(vmap(f, chunk_size=2)(XS), want)
+        got = vmap(vmap(f))(XS[None])
+        assert_same(tuple(part[0] for part in got) if isinstance(got, tuple) else got[0], want)
+    assert_same(jvp(written, (XS[0],), (XS[1],))[1], buffer * XS[1])
+    assert buffer.tolist() == [0, 1, 2]
+    assert norm.num_batches_tracked == 0
 
 
 def test_ordinary_questions():

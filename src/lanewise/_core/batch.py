@@ -255,8 +255,17 @@ class BatchLevel(Level):
             map_tensors(written.append, argument(args, kwargs, position, name))
         written.extend(written_statistics(func, args, kwargs))
 
+        # What has no derivative stays as it is for torch's kernels, some of which read it: sizes, lengths.
+        read = rule.family == "composite"
+
         def enter(tensor: Tensor) -> Tensor:
-            return tensor if self.owns(tensor) or any(tensor is w for w in written) else self.adopt(tensor)
+            if (
+                self.owns(tensor)
+                or any(tensor is w for w in written)
+                or (read and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex))
+            ):
+                return tensor
+            return self.adopt(tensor)
 
         args, kwargs = replace_tensors(enter, args, kwargs)
         return rule.run(self, args, kwargs)

@@ -32,6 +32,7 @@ from lanewise._torch_compat import (
     forward_ad,
     has_kernel_for_key,
     is_any_autocast_enabled,
+    taken_apart,
 )
 from lanewise.errors import CapturedWriteError, FunctionError, at_user_line
 
@@ -261,7 +262,7 @@ def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError
 def find_jvp_rule(func: Any) -> Rule:
     """The rule for an operation that nobody registered; kept in the table from then on."""
     if func._can_decompose():
-        rule = Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", raw=True)
+        rule = Rule(func, lambda level, args, kwargs: taken_apart(func, *args, **kwargs), "composite", raw=True)
     elif func._schema.is_mutable:
         rule = _in_place(func)
     elif func.name() in NAMED_COMPOSITIONS:

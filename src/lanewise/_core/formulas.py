@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.level import pin_grad_mode
+from lanewise._core.native import ordinary, recording_again
 from lanewise._core.plane import Plane, recorded
-from lanewise._torch_compat import is_grad_enabled
+from lanewise._torch_compat import AUTOGRAD_KEY, is_grad_enabled, tls_is_excluded
 
 
 def as_function(formula: Callable[[list, tuple], tuple], kept: list, given: tuple) -> tuple:
@@ -37,6 +38,9 @@ class Formula(Function):
 
 def pulled(formula: Callable[..., tuple], values: tuple, cotangents: tuple) -> list[Tensor | None]:
     """The values' cotangents from those of what the formula makes of them."""
+    if tls_is_excluded(AUTOGRAD_KEY):
+        with recording_again():
+            return pulled(formula, tuple(map(ordinary, values)), tuple(map(ordinary, cotangents)))
     outer = is_grad_enabled()
     levels = [each.level for each in (*values, *cotangents) if isinstance(each, Plane)]
     highest = max(levels, key=lambda level: level.order) if levels else None

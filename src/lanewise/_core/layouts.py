@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, tensors_of
-from lanewise._torch_compat import OpOverload
+from lanewise._torch_compat import OpOverload, taken_apart
 from lanewise.errors import TransformError, at_user_line
 
 # `rule(level, *args, **kwargs)` by overload, on logical operands; runs in the plane below, results are wrapped.
@@ -18,7 +18,7 @@ def run_with_layouts(level: Any, func: OpOverload, args: tuple, kwargs: dict) ->
     """An operation on values of `level` and a tensor without strides."""
     if func not in LAYOUT_RULES and func._can_decompose():
         # Only in inference mode; elsewhere torch takes it apart before it comes here.
-        return func.decompose(*args, **kwargs)
+        return taken_apart(func, *args, **kwargs)
 
     def enter(tensor: Any) -> Any:
         if level.owns(tensor) and not level.lifted(tensor):

@@ -20,7 +20,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
-from lanewise._torch_compat import OpOverload, forbid_data_pointer
+from lanewise._torch_compat import OpOverload, forbid_data_pointer, taken_apart
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -172,7 +172,7 @@ class LinearLevel(Level):
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         """Run on the values below, and write down what depends on the tangents."""
         if func._can_decompose():
-            return func.decompose(*args, **kwargs)
+            return taken_apart(func, *args, **kwargs)
         if func is torch.ops.aten.detach.default:
             return self.alias(args[0])
         for operand in operands:

@@ -12,7 +12,7 @@ from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors
 from lanewise._core.random import check_random, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
-from lanewise._torch_compat import OpOverload
+from lanewise._torch_compat import OpOverload, taken_apart
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 # How often each operation ran lane by lane; tests count on it.
@@ -58,7 +58,7 @@ def _from_user(func: OpOverload) -> Rule | None:
 def _composed(func: OpOverload) -> Rule | None:
     if not func._can_decompose():
         return None
-    return Rule(func, lambda level, args, kwargs: func.decompose(*args, **kwargs), "composite", same_plane=True)
+    return Rule(func, lambda level, args, kwargs: taken_apart(func, *args, **kwargs), "composite", same_plane=True)
 
 
 def functional_twin(func: OpOverload) -> OpOverload | None:

@@ -1,7 +1,8 @@
 """Tangents by torch's own formulas: forward-mode AD of one operation, or two reverse passes where it has none."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,15 +135,22 @@ def _highest(args: tuple, kwargs: dict, primal: Any, tangent: Any) -> Any:
 
 def _where_torch_derives(run: Callable, func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> Any:
     """A formula outside of the inference mode that is around the level, in which torch would give no tangent."""
+    with recording_again():
+        return run(func, args, kwargs, lambda x: ordinary(primal(x)), lambda x: ordinary(tangent(x)))
 
-    def ordinary(part: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-        # What was made in inference mode cannot be kept for a derivative.
-        return lambda tensor: x.clone() if (x := part(tensor)) is not None and x.is_inference() else x
 
+@contextmanager
+def recording_again() -> Iterator[None]:
+    """Out of inference mode, which may be that of a plane below, for derivatives that torch is to take."""
     recording = is_grad_enabled()
     with torch.inference_mode(False):
         set_grad_enabled(recording)
-        return run(func, args, kwargs, ordinary(primal), ordinary(tangent))
+        yield
+
+
+def ordinary(tensor: Tensor | None) -> Tensor | None:
+    """A tensor that can be kept for a derivative, as one made in inference mode cannot."""
+    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
 
 
 def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> tuple[Any, Any]:

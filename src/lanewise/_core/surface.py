@@ -463,6 +463,25 @@ def _detach_plain(self: Tensor) -> Tensor:
     return level.adopt(alias, (self, aten.detach.default, (), {}, None))
 
 
+_torch_deepcopy: Any = Tensor.__deepcopy__
+
+
+@functools.wraps(_torch_deepcopy)
+def _deepcopy_plain(self: Tensor, memo: dict) -> Tensor:
+    """`deepcopy` of a plain tensor. Inside a transformed function the copy belongs to it, as all that is made there."""
+    level = current_level()
+    if level is None or type(self) is not Tensor or id(self) in memo or self.layout is not torch.strided:
+        return _torch_deepcopy(self, memo)
+    with on_plane(None):
+        plain = _torch_deepcopy(self, memo)
+    twin = level.adopt(_torch_detach(plain)).requires_grad_(plain.requires_grad)
+    twin.__dict__.update(plain.__dict__)
+    if plain.grad is not None:
+        twin.grad = level.adopt(plain.grad)
+    memo[id(self)] = twin
+    return twin
+
+
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack  # type: ignore[attr-defined]
 
 
@@ -473,6 +492,7 @@ def _to_dlpack(tensor: Any) -> Any:
 
 
 Tensor.detach = _detach_plain  # type: ignore[method-assign]
+Tensor.__deepcopy__ = _deepcopy_plain  # type: ignore[method-assign]
 torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
 
 for _method in (Surface.__getitem__, Surface.__setitem__):

@@ -1,12 +1,13 @@
 """Recurrent layers and cells. torch runs float32 LSTMs on the CPU through one fused layer; the rest decomposes."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.joins import part_by
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane
 from lanewise._rules.batch.datadependent import differing_shapes
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise._rules.batch.tracking import is_tracked
@@ -170,7 +171,9 @@ def _packed_places(level: BatchLevel, times: int, rows: int, lengths, batch_firs
         places = torch.arange(times * rows)
         places = places.view(rows, times) if batch_first else places.view(times, rows)
     lengths = _agreed_lengths(level, lengths) if level.mapped(lengths) else level.physical(lengths)
-    return aten._pack_padded_sequence(places, lengths, batch_first)
+    with on_plane(None) if type(lengths) is Tensor else nullcontext():
+        # Kernels read how many rows there are: no plane is to have them.
+        return aten._pack_padded_sequence(places, lengths, batch_first)
 
 
 def _agreed_lengths(level: BatchLevel, lengths: BatchTensor) -> Tensor:
@@ -208,23 +211,6 @@ def pack_padded_sequence_backward(level, grad, input_size, batch_sizes, batch_fi
     places, _ = _packed_places(level, times, rows, lengths, batch_first)
     blank = grad.value.new_zeros((level.size, times * rows, *extent))
     return blank.index_copy(1, places.to(grad.device), grad.value).unflatten(1, (first, second))
-
-
-def _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):
-    """data [rows, *S] -> [T, N, *S], lengths [N]. In inference mode only: elsewhere torch takes it apart by itself."""
-    while isinstance(batch_sizes, Plane):
-        batch_sizes = batch_sizes.value
-    with on_plane(None):
-        sizes = batch_sizes.cpu()
-        there = sizes[:, None] > torch.arange(int(sizes[0]))
-        places = there.flatten().nonzero().squeeze(1).to(data.device)
-    times, images = max(total_length, there.shape[0]), there.shape[1]
-    blank = data.new_full((times * images, *data.shape[1:]), padding_value)
-    out = blank.index_copy(0, places, data).unflatten(0, (times, images))
-    return out.transpose(0, 1) if batch_first else out, there.sum(0)
-
-
-decompose(aten._pad_packed_sequence.default, _pad_packed_sequence)
 
 
 # --- fused cells (torch has kernels for them on CUDA only) -----------------------------------------------------------
