@@ -1,13 +1,15 @@
 """Captured sparse tensors and lanes: products against the loop, everything else refused in words of the package."""
 
+import copy
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from lanewise import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from lanewise import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 from lanewise.errors import TransformError
 from tests.oracles import assert_same, loop_vmap
 
@@ -96,6 +98,53 @@ def test_jacobians_of_products(name, product, jacobian):
     want = loop_vmap(jacobian(dense))(X)
     assert_same(loop_vmap(jacobian(f))(X), want)
     assert_same(vmap(jacobian(f))(X), want)
+
+
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), 2).double().eval()
+PADDED = torch.randn(4, 5, 4, dtype=D, generator=torch.Generator().manual_seed(1))
+LENGTHS = torch.tensor([5, 3, 4, 3])
+
+
+def _two_sentences(x, n):
+    padding = torch.arange(5) >= torch.stack([n, n - 1])[:, None]
+    return ENCODER(torch.stack([x, -x]), src_key_padding_mask=padding)
+
+
+def _gaps(x, n):
+    return ENCODER(x[None], src_key_padding_mask=(torch.arange(5) == n - 3)[None])[0]
+
+
+def _written_and_branch(x, n):
+    y = ENCODER(x[None], src_key_padding_mask=(torch.arange(5) >= n)[None])[0]
+    y[0] = x[0]
+    return y.mul_(2) if n > 3 else y
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("f", [_two_sentences, _gaps, _written_and_branch])
+def test_encoders_that_nest_padded_sentences(f, mode):
+    """Without gradients, torch's encoder makes a nested tensor of what is not padding; what is comes out as zeros."""
+    with mode():
+        want = loop_vmap(f)(PADDED, LENGTHS)
+        assert_same(vmap(f)(PADDED, LENGTHS), want)
+        assert_same(vmap(f, chunk_size=3)(PADDED, LENGTHS), want)
+        got = vmap(vmap(f))(PADDED.view(2, 2, 5, 4), LENGTHS.view(2, 2))
+        assert_same(got.flatten(0, 1), want)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_ensemble_of_encoders_on_padded_sentences():
+    models = [copy.deepcopy(ENCODER) for _ in range(3)]
+    for seed, model in enumerate(models):
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, 0.0, 0.3)
+    padding = torch.arange(5) >= LENGTHS[:, None]
+    run = lambda *state: functional_call(ENCODER, state, (PADDED,), {"src_key_padding_mask": padding})
+    with torch.no_grad():
+        want = torch.stack([model(PADDED, src_key_padding_mask=padding) for model in models])
+        assert_same(vmap(run)(*stack_module_state(models)), want)
 
 
 def test_coo_added_to_dense():

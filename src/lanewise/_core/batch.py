@@ -150,7 +150,7 @@ class BatchLevel(Level):
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
         """`[*S]`, the same in all lanes -> `[*S]` on this plane; a tensor without strides stays where it is."""
-        if value.layout is not torch.strided:
+        if value.layout is not torch.strided or value.is_nested:
             return value  # type: ignore[return-value]
         out = new_wrapper(BatchTensor, value, value.shape, value.stride())
         out.value = value
@@ -238,7 +238,7 @@ class BatchLevel(Level):
                 if not operand.mapped:
                     return self._interpret_uniform(rule, func, args, kwargs, operands)
                 operand = operand.value
-            elif operand.layout is not torch.strided:
+            elif operand.layout is not torch.strided or operand.is_nested:
                 return run_with_layouts(self, func, args, kwargs)
             if direct and (type(operand) is not Tensor or operand.requires_grad or not operand.is_cpu or lazy(operand)):
                 direct = False
@@ -314,7 +314,7 @@ class BatchLevel(Level):
         if rule.raw:
             return self._run(rule, func, args, kwargs, False)
         if random or any(self.mapped(operand) for operand in operands):
-            if any(operand.layout is not torch.strided for operand in operands):
+            if any(operand.layout is not torch.strided or operand.is_nested for operand in operands):
                 args, kwargs = replace_tensors(lambda t: t if self.mapped(t) else self.physical(t), args, kwargs)
                 return run_with_layouts(self, func, args, kwargs)
             written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]

@@ -150,10 +150,10 @@ def route_past(op: OpOverload, kernel: Any) -> None:
     _kernels.impl(op.name().removeprefix("aten::"), enter, FACTORY_KEY_NAME, with_keyset=True)
 
 
-def unrouted(op: OpOverload, *args: Any) -> Any:
+def unrouted(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """A call of a routed operation that does not come back to its kernel."""
     with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
-        return op(*args)
+        return op(*args, **kwargs)
 
 
 def _on_plane(operand: Any, level: Level) -> bool:

@@ -22,9 +22,9 @@ from lanewise._core.lanes import (
     child,
     common_ancestor,
     machine,
+    parting,
 )
 from lanewise._core.level import on_plane
-from lanewise._core.missing import parting
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._core.rows import choose_rows
 from lanewise._torch_compat import apply_plainly, current_graph_task_id, is_grad_enabled, set_grad_enabled

@@ -6,6 +6,7 @@ inner lane.
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -280,6 +281,15 @@ def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
         inverse = torch.full((base.size,), -1, device=places.device).scatter_(0, places, numbers)
         kept = true_places(inverse >= 0)
         return Target(child(base, kept), inverse[kept])
+
+
+class _GoingApart:
+    """How lanes go apart, which joins.py knows: `by(level, numbers)`."""
+
+    by: Callable[[Any, Tensor], None]
+
+
+parting = _GoingApart()
 
 
 class Unmergeable(Exception):

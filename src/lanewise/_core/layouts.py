@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.lanes import parting
+from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, tensors_of
 from lanewise._torch_compat import OpOverload, taken_apart
 from lanewise.errors import TransformError, at_user_line
@@ -31,12 +33,39 @@ def run_with_layouts(level: Any, func: OpOverload, args: tuple, kwargs: dict) ->
         if not any(level.mapped(operand) for operand in tensors_of(own_args, own_kwargs)):
             return func(*own_args, **own_kwargs), False
         rule = LAYOUT_RULES.get(func)
+        if rule is None and not func._schema.is_mutable and any(t.is_nested for t in tensors_of(args, kwargs)):
+            return alone(level, func, own_args, own_kwargs), False
         if rule is None:
             raise _no_rule(func, args, kwargs)
         return rule(level, *own_args, **own_kwargs), True
 
     out, lanes = level.below(run)
     return map_tensors(level.wrap if lanes else level.adopt, out)
+
+
+def alone(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """An operation on or to a nested tensor, which has no place for lanes: of one lane, the others go apart.
+
+    Called in the plane below; the result is the same in all lanes that run, for there is one.
+    """
+    if level.size > 1:
+        with on_plane(None):
+            parting.by(level, torch.arange(level.size))
+        raise TransformError(
+            at_user_line(
+                f"vmap: {func}: nested tensors cannot have lanes",
+                "torch.nn.utils.rnn.pad_sequence(parts)  # and a mask of what is there",
+            )
+        )
+
+    def one(tensor: Any) -> Tensor:
+        if not level.mapped(tensor):
+            return tensor
+        # Where there are no lanes, shapes are all that is asked for.
+        return tensor.value.select(0, 0) if level.size else tensor.value.new_ones(tensor.shape)
+
+    args, kwargs = replace_tensors(one, args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _of_plain_parts(tensor: Tensor) -> Tensor:
@@ -78,7 +107,7 @@ def layout_of(tensor: Tensor) -> str:
 
 
 def _no_rule(func: OpOverload, args: tuple, kwargs: dict) -> TransformError:
-    operand = next(t for t in tensors_of(args, kwargs) if t.layout is not torch.strided)
+    operand = next(t for t in tensors_of(args, kwargs) if t.layout is not torch.strided or t.is_nested)
     taken = "" if operand.is_nested or operand.dim() != 2 else "; products with matrices and vectors take it"
     shape = "" if operand.is_nested else f" {list(operand.shape)}"
     return TransformError(

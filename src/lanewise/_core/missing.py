@@ -1,11 +1,11 @@
 """What happens to an operation that has no rule: a twin, torch's own decomposition, or one call per lane."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanewise._core.lanes import parting
 from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
@@ -18,15 +18,6 @@ from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_
 # How often each operation ran lane by lane; tests count on it.
 lane_loops: dict[str, int] = {}
 _warned: set[OpOverload] = set()
-
-
-class _Parting:
-    """How lanes go apart, which joins.py, further up, knows: `by(level, numbers)`."""
-
-    by: Callable[[Any, Tensor], None]
-
-
-parting = _Parting()
 
 
 def find_rule(table: RuleTable, func: OpOverload) -> Rule:

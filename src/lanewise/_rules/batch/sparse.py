@@ -8,10 +8,11 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route, unrouted
-from lanewise._core.layouts import LAYOUT_RULES
+from lanewise._core.layouts import LAYOUT_RULES, alone
 from lanewise._core.level import current_level
 from lanewise._core.plane import Plane
-from lanewise._rules.batch.families import refuse
+from lanewise._rules.batch.datadependent import agreed
+from lanewise._rules.batch.families import lane_rule, refuse
 from lanewise._rules.batch.matmul import added, scaled
 from lanewise._torch_compat import OpOverload
 
@@ -91,12 +92,36 @@ refuse(
 )
 
 
-# --- kernels on captured sparse tensors alone ------------------------------------------------------------------------
+@lane_rule(aten._nested_tensor_from_mask_left_aligned.default, raw=True)
+def nested_tensor_from_mask_left_aligned(level, x, mask):
+    """x [B, N, T, D], mask [B, N, T] -> whether all true entries come first, if all lanes agree"""
+    lengths = level.physical(mask).sum(-1, keepdim=True)
+    aligned = level.physical(mask) == (torch.arange(mask.shape[-1], device=mask.device) < lengths)
+    if not level.mapped(mask):
+        return bool(aligned.all())
+    return agreed(level, aligned.flatten(1).all(1), "_nested_tensor_from_mask_left_aligned")
+
+
+@lane_rule(aten._nested_tensor_from_mask.default, raw=True)
+def nested_tensor_from_mask(level, x, mask, mask_check=True):
+    """x [B, N, T, D], mask [B, N, T], of one lane -> a nested tensor, as nn.TransformerEncoder makes of padded ones"""
+    x, mask = [each if level.mapped(each) else level.physical(each) for each in (x, mask)]
+    return alone(level, aten._nested_tensor_from_mask.default, (x, mask, mask_check), {})
+
+
+# --- kernels on captured sparse or nested tensors alone --------------------------------------------------------------
 
 
 def _alone(op: OpOverload) -> Callable[..., Any]:
-    """The kernel makes tensors of its own, and works on their memory: none is to be a plane's."""
-    return lambda *args: unrouted(op, *args)
+    """The kernel makes tensors of its own, and works on their memory: none is to be a plane's, but the result."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        out = unrouted(op, *args, **kwargs)
+        level = current_level()
+        # One without strides stays as it is.
+        return out if level is None or type(out) is not Tensor else level.adopt(out)
+
+    return kernel
 
 
 for _op in (
@@ -104,5 +129,9 @@ for _op in (
     aten._sparse_log_softmax.default,
     aten._sparse_softmax.default,
     aten._sparse_sum.dim,
+    # Nested tensors.
+    aten._nested_tensor_from_mask.default,
+    aten._transformer_encoder_layer_fwd.default,
+    aten.to_padded_tensor.default,
 ):
     route(_op, _alone(_op))
