@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from lanewise import vmap
+from lanewise import grad, vmap
+from tests.oracles import assert_same
 
 LANES = 6
 
@@ -71,6 +73,28 @@ def test_error_is_the_default(name):
     with pytest.raises(RuntimeError, match="called random operation while in randomness error mode") as caught:
         vmap(DRAWS[name][0])(odds(LANES, 4))
     assert 'randomness="different"' in str(caught.value)
+
+
+EVALUATED = {
+    "rrelu": nn.RReLU().eval(),
+    "rrelu_": lambda x: F.rrelu(x * 1, inplace=True),
+    "rrelu of one slope": lambda x: F.rrelu(x, 0.3, 0.3),
+    "dropout": nn.Dropout().eval(),
+    "dropout by channel": nn.Dropout1d().eval(),
+    "alpha_dropout": nn.AlphaDropout().eval(),
+    "feature_alpha_dropout": nn.FeatureAlphaDropout().eval(),
+    "lstm": nn.LSTM(4, 3, 2, dropout=0.5).eval().requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_nothing_is_drawn_in_evaluation(name):
+    f = lambda x: EVALUATED[name](x)[0] if name == "lstm" else EVALUATED[name](x)
+    xs = odds(LANES, 2, 4) - 0.4
+    assert_same(vmap(f)(xs), torch.stack([f(x) for x in xs]))
+    leaf = xs.clone().requires_grad_()
+    want = torch.autograd.grad(torch.stack([f(x) for x in leaf]).square().sum(), leaf)[0]
+    assert_same(vmap(grad(lambda x: f(x).square().sum()))(xs), want)
 
 
 @pytest.mark.parametrize("name", DRAWS)

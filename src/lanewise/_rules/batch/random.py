@@ -465,10 +465,14 @@ def _write(level, op, target, value, lanes, name):
 
 
 def _rrelu(x: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, generator: Any = None) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
     return aten.rrelu_with_noise(x, torch.zeros_like(x), lower, upper, training, generator)
 
 
 def _rrelu_(x: Tensor, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, generator: Any = None) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu_(x, (lower + upper) / 2)
     return aten.rrelu_with_noise_(x, torch.zeros_like(x), lower, upper, training, generator)
 
 
