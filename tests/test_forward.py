@@ -5,10 +5,10 @@ import torch
 import torch.autograd.forward_ad as native
 import torch.nn.functional as F
 
-from lanewise import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from lanewise import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from lanewise._core.native import native_formulas
 from lanewise.errors import ArgumentError, TransformError
-from tests.oracles import assert_same, difference
+from tests.oracles import FIRST, assert_same, difference
 
 D = torch.float64
 
@@ -301,6 +301,32 @@ def test_native_forward_mode_outside_and_inside():
 
     got = jvp(inside, (x,), (u,))
     assert_same(got, want)
+
+
+_CUBES = lambda x: (x**3).cumsum(0).sin().sum()
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        grad(_CUBES),
+        hessian(_CUBES),
+        jacrev(lambda x: x**2 * x.flip(0)),
+        lambda x: grad_and_value(_CUBES)(x)[1] * x,
+        lambda x: vjp(lambda x: x**3, x)[1](x)[0],
+        lambda x: vjp(lambda x: x**3, x)[0],
+        lambda x: vmap(grad(_CUBES))(x[None])[0],
+        lambda x: grad(lambda s: _CUBES(s * x))(torch.ones((), dtype=D)),
+    ],
+)
+def test_transforms_of_tensors_with_native_tangents(f, tracked):
+    """What comes out has the tangent that it has in a loop of differences."""
+    x, t = data(3), data(3) + 0.5
+    want = difference(f, (x,), (t,))[0]
+    with native.dual_level():
+        out = f(native.make_dual(x.clone().requires_grad_(tracked), t))
+        assert_same(native.unpack_dual(out).tangent.detach(), want, FIRST)
 
 
 def test_autograd_around_and_inside():

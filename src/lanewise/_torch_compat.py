@@ -122,6 +122,7 @@ is_inference_mode_enabled = torch.is_inference_mode_enabled
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled
 is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
+set_fwd_grad_enabled = torch._C._set_fwd_grad_enabled
 
 # What torch.autograd.grad calls after checking its arguments, which costs 10 us more than small backward passes.
 run_backward = torch.autograd.graph._engine_run_backward

@@ -27,7 +27,15 @@ from lanewise._core.lanes import (
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._core.rows import choose_rows
-from lanewise._torch_compat import apply_plainly, current_graph_task_id, is_grad_enabled, set_grad_enabled
+from lanewise._torch_compat import (
+    apply_plainly,
+    current_graph_task_id,
+    forward_level,
+    is_fwd_grad_enabled,
+    is_grad_enabled,
+    set_fwd_grad_enabled,
+    set_grad_enabled,
+)
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -167,13 +175,15 @@ class _Merge(Function):
 
 
 def _with_grad(run: Any, *args: Any) -> Any:
-    """Inside a Function's forward, where grad mode is off: the planes below record as they did around it."""
-    before = is_grad_enabled()
+    """Inside a Function's forward, where neither mode of torch's own is on: the planes below go on as around it."""
+    before, forward_before = is_grad_enabled(), is_fwd_grad_enabled()
     set_grad_enabled(True)
+    set_fwd_grad_enabled(True)
     try:
         return run(*args)
     finally:
         set_grad_enabled(before)
+        set_fwd_grad_enabled(forward_before)
 
 
 # --- taking apart ----------------------------------------------------------------------------------------------------
@@ -259,7 +269,7 @@ def plainly(value: Tensor) -> Tensor:
     while isinstance(value, Plane):
         sync(value)
         value = settle(value.level, value) if type(value) is BatchTensor and value.mapped else value.value
-    if not value.requires_grad:
+    if not value.requires_grad and forward_level() < 0:
         return value
     with on_plane(None):
         return value.detach()

@@ -13,8 +13,11 @@ from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
     current_graph_task_id,
     disabled_torch_function,
+    forward_ad,
+    forward_level,
     include_key,
     is_inference_mode_enabled,
+    make_dual,
     make_wrapper,
     no_dispatch,
     set_grad_enabled,
@@ -143,6 +146,14 @@ def detached(tensor: Tensor) -> Tensor:
         return tensor.level.alias(tensor)
     with on_plane(None):
         return tensor.detach()
+
+
+def without_history(tensor: Tensor) -> Tensor:
+    """`detached`, but for the tangent of torch's own forward mode, which stays."""
+    if forward_level() < 0 or isinstance(tensor, Plane):
+        return detached(tensor)
+    primal, tangent = forward_ad.unpack_dual(tensor, level=0)
+    return detached(primal) if tangent is None else make_dual(detached(primal), detached(tangent), level=0)
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchTensor
 from lanewise._core.lane_level import completed
 from lanewise._core.level import current_level, pin_grad_mode
-from lanewise._core.plane import Plane, detached, recorded
+from lanewise._core.plane import Plane, recorded, without_history
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.trees import LEAF, flatten, unflatten
 from lanewise._torch_compat import (
@@ -71,14 +71,14 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
     if here is not None and not here.owns(x):
         # A leaf of this plane alone. Were the tensor of the plane below the leaf, all that is done with it would be
         # recorded there as well.
-        return here.adopt(x if outer or not recorded(x) else detached(x)).requires_grad_()
+        return here.adopt(x if outer or not recorded(x) else without_history(x)).requires_grad_()
     if recorded(x):
-        return x.view_as(x) if outer else detached(x).requires_grad_()
+        return x.view_as(x) if outer else without_history(x).requires_grad_()
     if type(x) is BatchTensor and x.mapped:
         return x.level.alias(x).requires_grad_()
     if isinstance(x, Plane) or forward_level() >= 0:
         return x.view_as(x).requires_grad_()
-    return detached(x).requires_grad_()
+    return without_history(x).requires_grad_()
 
 
 def track(leaves: list, outer: bool, site: Site, argnums: int | tuple[int, ...] | None = None) -> list[Tensor]:
@@ -124,7 +124,7 @@ def pull_back(
             accumulate_grad=False,
         )
     if for_outside:
-        grads = [g if g is None or not recorded(g) else detached(g) for g in grads]
+        grads = [g if g is None or not recorded(g) else without_history(g) for g in grads]
     return [torch.zeros_like(x) if g is None else completed(g) for g, x in zip(grads, inputs, strict=True)]
 
 
@@ -297,7 +297,7 @@ def differentiate(
         if not outer:
             value = untrack(value, inputs, outer)
         elif recorded(value) and not create_graph:
-            value = detached(value)
+            value = without_history(value)
         return result, ((value, aux) if has_aux else value)
 
 
@@ -323,7 +323,7 @@ def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:
             return leaf.detach() if tracked_on_any(leaf) else leaf
         if not recorded(leaf) or needs_graph([leaf], inputs):
             return leaf
-        return detached(leaf)
+        return without_history(leaf)
 
     return unflatten([free(leaf) for leaf in leaves], spec)
 
@@ -334,7 +334,7 @@ def free_below(x: Tensor, inputs: list[Tensor]) -> Tensor:
         return x
     value = x.value
     if recorded(value) and not needs_graph([value], inputs):
-        x.value = detached(value)
+        x.value = without_history(value)
     return x
 
 
@@ -398,7 +398,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
     # Which outputs somebody outside may differentiate: asked once, for what is shown and for each pull.
     kept = [recorded(out) and needs_graph([out], inputs) for out in outputs] if outer else []
     if outer:
-        free = [out if keep or not recorded(out) else detached(out) for out, keep in zip(outputs, kept)]
+        free = [out if keep or not recorded(out) else without_history(out) for out, keep in zip(outputs, kept)]
         shown = unflatten(free, out_spec)
     else:
         shown = untrack(value, inputs, outer)
