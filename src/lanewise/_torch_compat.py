@@ -370,7 +370,13 @@ def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     key = DispatchKey.CompositeImplicitAutograd
     if not func.has_kernel_for_dispatch_key(key):
         return func.decompose(*args, **kwargs)
-    with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, tls_exclude_set() - INSIDE_KEY_SET):
+    exclude = tls_exclude_set() - INSIDE_KEY_SET
+    if not has_kernel_for_key(func.name(), "AutocastCPU"):
+        # One that autocast does not cast itself: its parts are cast where the user's code runs under autocast.
+        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+            cast = AUTOCAST_KEYS - tls_exclude_set()
+        exclude = exclude - cast
+    with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
         return func._op_dk(key, *args, **kwargs)
 
 

@@ -135,7 +135,7 @@ def _alone(level: LaneLevel, thunk: partial) -> Callable[[], Any]:
         running, machine.level = machine.level, None
         state = torch.get_rng_state()
         try:
-            out = level.below(partial(thunk.func, *args, **kwargs))
+            out = level.user_code_below(partial(thunk.func, *args, **kwargs))
         finally:
             machine.level = running
         if not torch.equal(state, torch.get_rng_state()):

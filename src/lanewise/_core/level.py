@@ -176,6 +176,9 @@ class Level:
         include_key(OUTSIDE_KEY, self._outside)
         if not levels:
             _names.close()
+        if is_any_autocast_enabled():
+            # Of parameters that were cast on this plane: not to be met on another.
+            torch.clear_autocast_cache()
         if error is not None and (meaning := explained(error, self)) is not None:
             raise meaning from error
 
@@ -201,6 +204,16 @@ class Level:
         finally:
             set_grad_enabled(now)
             standing.here = here
+
+    def user_code_below(self, run: Callable[[], Any]) -> Any:
+        """Call code of the user's in the plane below, where autocast is as it is here."""
+        cast_here = AUTOCAST_KEYS - tls_exclude_set()
+
+        def run_cast() -> Any:
+            with ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - cast_here):
+                return run()
+
+        return self.below(run_cast)
 
     def interpret(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""

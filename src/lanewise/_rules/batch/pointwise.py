@@ -39,7 +39,7 @@ pointwise(
     aten.floor_.default, aten.floor_divide.default, aten.floor_divide_.Tensor, aten.fmax.default, aten.fmin.default,
     aten.fmod.Scalar, aten.fmod.Tensor, aten.fmod_.Scalar, aten.fmod_.Tensor, aten.frac.default, aten.frac_.default,
     aten.frexp.Tensor, aten.gcd.default, aten.gcd_.default, aten.ge.Scalar, aten.ge.Tensor, aten.ge_.Scalar,
-    aten.ge_.Tensor, aten.gelu.default, aten.gelu_.default, aten.gelu_backward.default, aten.gt.Scalar,
+    aten.ge_.Tensor, aten.gelu.default, aten.gelu_.default, aten.gt.Scalar,
     aten.gt.Tensor, aten.gt_.Scalar, aten.gt_.Tensor, aten.hardshrink.default, aten.hardshrink_backward.default,
     aten.hardsigmoid.default, aten.hardsigmoid_.default, aten.hardsigmoid_backward.default, aten.hardswish.default,
     aten.hardswish_.default, aten.hardswish_backward.default, aten.hardtanh.default, aten.hardtanh_.default,
@@ -123,13 +123,13 @@ def clamp(level, x, *bounds, **named):
 
 
 def _full_size(op):
-    """Rule of a pointwise kernel that makes its result as large as one operand: all get the full size first."""
+    """Rule of a pointwise kernel that does not broadcast, or not all its operands: all get the full size first."""
 
-    def run(level, *operands):
+    def run(level, *operands, **options):
         align = aligner(level, list(operands))
         # On CUDA the buffer of log_sigmoid is empty.
         full = (level.size, *torch.broadcast_shapes(*[x.shape for x in operands if x.shape != (0,)]))
-        return op(*[align(x) if x.shape == (0,) else align(x).expand(full) for x in operands])
+        return op(*[align(x) if x.shape == (0,) else align(x).expand(full) for x in operands], **options)
 
     lane_rule(op)(run)
 
@@ -137,3 +137,4 @@ def _full_size(op):
 _full_size(aten._prelu_kernel.default)
 _full_size(aten._prelu_kernel_backward.default)
 _full_size(aten.log_sigmoid_backward.default)
+_full_size(aten.gelu_backward.default)  # in bfloat16, on the CPU

@@ -87,8 +87,8 @@ def differentiable_statistics(x, mean, rstd, dims, eps):
     return x.mean(dims, True), (x.var(dims, correction=0, keepdim=True) + eps).rsqrt()
 
 
-def _affine(level, normal, t_normal, w, b, shape):
-    """The tangent of n w + b."""
+def _affine(level, out, normal, t_normal, w, b, shape):
+    """The tangent of n w + b, of the dtype of the output, which may have less precision than w and b."""
     pw, tw, tb = level.primal(w), level.tangent(w), level.tangent(b)
     total = t_normal
     if total is not None and pw is not None:
@@ -98,7 +98,7 @@ def _affine(level, normal, t_normal, w, b, shape):
         total = part if total is None else total + part
     if tb is not None:
         total = tb.reshape(shape).expand(normal.shape).contiguous() if total is None else total + tb.reshape(shape)
-    return total
+    return total if total is None or total.dtype is out.dtype else total.to(out.dtype)
 
 
 @jvp_rule(aten.native_layer_norm.default)
@@ -109,9 +109,9 @@ def layer_norm(level, x, shape, w, b, eps):
     dims = list(range(px.dim() - len(shape), px.dim()))
     mean, rstd = differentiable_statistics(px, out[1], out[2], dims, eps)
     if t is None:
-        return out, [_affine(level, (px - mean) * rstd, None, w, b, shape), None, None]
+        return out, [_affine(level, out[0], (px - mean) * rstd, None, w, b, shape), None, None]
     normal, t_normal, t_mean, t_rstd = _normal(px, t, mean, rstd, dims)
-    return out, [_affine(level, normal, t_normal, w, b, shape), t_mean, t_rstd]
+    return out, [_affine(level, out[0], normal, t_normal, w, b, shape), t_mean, t_rstd]
 
 
 @jvp_rule(aten.native_group_norm.default)
@@ -129,7 +129,7 @@ def group_norm(level, x, w, b, n, channels, size, groups, eps):
     else:
         normal, t_normal, t_mean, t_rstd = _normal(px.reshape(grouped), t.reshape(grouped), mean, rstd, [2, 3])
         tangents[1:] = [t_mean.reshape(n, groups), t_rstd.reshape(n, groups)]
-    total = _affine(level, normal, t_normal, w, b, weights)
+    total = _affine(level, out[0], normal, t_normal, w, b, weights)
     tangents[0] = None if total is None else total.reshape(px.shape)
     return out, tangents
 
@@ -180,7 +180,7 @@ def _batch_norm(op, statistics):
                 for running, tangent in ((running_mean, tangents[1]), (running_var, t_var)):
                     if level.tangent(running) is not None:
                         running.tangent.mul_(1 - momentum).add_(tangent, alpha=momentum)
-        tangents[0] = _affine(level, normal, t_normal, w, b, channel)
+        tangents[0] = _affine(level, out[0], normal, t_normal, w, b, channel)
         return out, tangents
 
     rule_on_plane(op)(rule)
