@@ -24,6 +24,8 @@ BLOCK = torch.nn.Sequential(
 )
 CAST = {
     "as many ways as lanes": lambda x, k: LAYERS[int(k)](x),
+    "as many ways, and before": lambda x, k: LAYERS[0](LAYERS[1](x) + LAYERS[int(k)](x)) if k > 0 else LAYERS[0](x),
+    "gradients of as many ways": lambda x, k: grad(lambda x: LAYERS[int(k)](x).sum())(x),
     "branch": lambda x, k: LAYERS[0](x) if k > 0 else LAYERS[1](x * 2),
     "jacfwd": lambda x, k: jacfwd(lambda x: LAYERS[0](x).tanh())(x),
     "jacrev": lambda x, k: jacrev(lambda x: torch.nn.functional.gelu(LAYERS[0](x)))(x),

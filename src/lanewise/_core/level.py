@@ -176,9 +176,7 @@ class Level:
         include_key(OUTSIDE_KEY, self._outside)
         if not levels:
             _names.close()
-        if is_any_autocast_enabled():
-            # Of parameters that were cast on this plane: not to be met on another.
-            torch.clear_autocast_cache()
+        _forget_casts()
         if error is not None and (meaning := explained(error, self)) is not None:
             raise meaning from error
 
@@ -213,7 +211,11 @@ class Level:
             with ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - cast_here):
                 return run()
 
-        return self.below(run_cast)
+        _forget_casts()
+        try:
+            return self.below(run_cast)
+        finally:
+            _forget_casts()
 
     def interpret(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
@@ -269,6 +271,12 @@ def makes_tensors(op: Any) -> bool:
 
 never_compile(run_outside)
 _fallthrough.fallback(run_outside, OUTSIDE_KEY_NAME)
+
+
+def _forget_casts() -> None:
+    """Cast parameters anew from here on: what was cast on one plane is not to be met on another."""
+    if is_any_autocast_enabled():
+        torch.clear_autocast_cache()
 
 
 def _traced() -> TransformError:
