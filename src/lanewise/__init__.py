@@ -4,6 +4,7 @@ import lanewise._control
 import lanewise._core.autograd
 import lanewise._core.function
 import lanewise._core.legacy
+import lanewise._core.scripted
 import lanewise._core.surface
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401

@@ -3,6 +3,7 @@
 Nothing here belongs to torch's own transform engine; the one name that mentions it only asks whether it is running.
 """
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable
@@ -359,6 +360,18 @@ AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
     if hasattr(DispatchKey, f"Autocast{_name}"):
         AUTOCAST_KEYS = AUTOCAST_KEYS | DispatchKeySet(getattr(DispatchKey, f"Autocast{_name}"))
+
+
+# Scripted code; its calls are led elsewhere where operands are wrappers.
+ScriptFunction: Any = torch._C.ScriptFunction
+ScriptMethod: Any = torch._C.ScriptMethod
+# Runs the graphs of scripted code as they were written, if they have not been optimized before.
+unoptimized = functools.partial(torch.jit.optimized_execution, False)  # type: ignore[attr-defined]
+
+
+def function_of_graph(graph: Any) -> Any:
+    """A graph of scripted code as a function of its own, which nothing has been made of."""
+    return torch._C._create_function_from_graph("written", graph.copy())
 
 
 def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
