@@ -23,6 +23,7 @@ from lanewise._core.lanes import (
     common_ancestor,
     machine,
     parting,
+    true_places,
 )
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, recorded, sync
@@ -204,6 +205,8 @@ def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
             return None
         tangent = None if value.tangent is None else top.below(restricted, level, value.tangent, lanes)
         return top.adopt(primal) if tangent is None else top.wrap(primal, tangent)
+    if isinstance(top, LaneLevel) and top.covers(level):
+        return _restricted_pairs(top, value, lanes)
     if top is not None:
         part = top.below(restricted, level, value.value, lanes)
         if part is None:
@@ -213,12 +216,7 @@ def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
             out.home = value.home
         return out
     if not level.mapped(value):
-        running = level.lanes
-        level.lanes = lanes
-        try:
-            return level.wrap(_rows(level, value, lanes))
-        finally:
-            level.lanes = running
+        return _for_lanes(level, lanes, _lifted, level, value)
     home = home_of(value)
     if home.within(lanes):
         return level.alias(value)
@@ -231,6 +229,24 @@ def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
     if not kept.shape[0]:
         return None
     return level.here(value, child(lanes, kept))
+
+
+def _restricted_pairs(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
+    """A cotangent of a `vmap` inside for the pairs whose outer lane is one of `lanes`; None if there are none."""
+    home = home_of(value) if value.mapped else level.lanes
+    base = common_ancestor(home, lanes)
+    if base is lanes:
+        return level.alias(value)
+    with on_plane(None):
+        kept = true_places(lanes.inverse(base).index_select(0, home.positions(base)) >= 0)
+    if not kept.shape[0]:
+        return None
+    pairs = home if kept.shape[0] == home.size else child(home, kept)
+    return level.here(value, pairs) if value.mapped else _for_lanes(level, pairs, _lifted, level, value)
+
+
+def _lifted(level: LaneLevel, value: Tensor) -> Tensor:
+    return level.wrap(_rows(level, value, level.lanes))
 
 
 class _Restrict(Function):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
 from lanewise._torch_compat import FACTORY_KEY_SET, ExcludeDispatchKeyGuard, peer_engine_active
@@ -148,12 +149,26 @@ def jacrev(
                     one = [row[0] for row in cotangents]
                     grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
                     return [g[None] for g in grads], [], LEAF
-                with BatchLevel(length) as level:
-                    # The plane below records what the backward pass does if somebody outside differentiates it.
-                    level.grad_mode = create_graph
-                    lanes: list[Tensor] = [level.wrap(row) for row in cotangents]
-                    grads = pull_back(outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=not last)
-                return [lanes_of(level, g) for g in grads], [], LEAF
+                level = BatchLevel(length)
+                level.restartable = True
+                try:
+                    with level:
+                        # The plane below records what the backward pass does if somebody outside differentiates it.
+                        level.grad_mode = create_graph
+                        lanes: list[Tensor] = [level.wrap(row) for row in cotangents]
+                        # Kept: where a hook branches on the gradients, each row goes back on its own.
+                        grads = pull_back(outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=True)
+                        if machine.raised:
+                            raise_caught(level, Disagreement)
+                    return [lanes_of(level, g) for g in grads], [], LEAF
+                except BaseException as error:
+                    if arrived(level, error, Disagreement) is None:
+                        raise
+                each = []
+                for i in range(length):
+                    one = [row[i] for row in cotangents]
+                    each.append(pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=True))
+                return [torch.stack(column) for column in zip(*each)], [], LEAF
 
             if chunk_size is None and not progress:
                 columns = run(0, basis.total)[0]
