@@ -121,7 +121,7 @@ def _below(level: LaneLevel, run: Callable, values: list, direct: bool) -> Tenso
     known = len(machine.raised)
     try:
         if not direct:
-            return level.below(run, *values)
+            return level.computed(run, *values)
         with on_plane(None):
             return run(*values)
     except FAILURES:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lanewise._control.boundary import boundary
 from lanewise._control.convert import converted
 from lanewise._control.results import apart, put_together
+from lanewise._core.absent import note
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
@@ -50,11 +51,14 @@ def run_apart(
         level = _level(place, randomness, flat)
         if code in by_number:
             level.by_number = True
+        if jagged:
+            level.has_absent = None  # the function may write to the components, through which a history leaves unseen
         lanes = [
             leaf if dim is None or position in jagged else _entered(level, lane_rows(leaf, dim, place))
             for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
         ]
         given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not by_component(lane, dim)]
+        versions = [each._version for each in given]
         level.journal = Journal(given)
         writes: list[tuple] = []
         try:
@@ -65,6 +69,8 @@ def run_apart(
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
+                if versions != [each._version for each in given]:
+                    level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
                 for write in writes:
                     level.below(_write_components, *write)
@@ -156,6 +162,8 @@ def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
     if isinstance(outer, LaneLevel):
         rows = outer.here(rows)
     value = outer.below(_all_pairs, outer.physical(rows), outer.mapped(rows), lanes_of(outer).size)
+    if outer.mapped(rows):
+        note(level, value, "rows", level.root, lanes_of(outer), level.root.index)
     return level.wrap(value)
 
 

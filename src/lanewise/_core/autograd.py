@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._core.absent import left
 from lanewise._core.batch import BatchLevel
 from lanewise._core.graphs import lane_by_lane, node_of, order, through_arguments
 from lanewise._core.joins import merge_tensors
@@ -134,7 +135,7 @@ def reduce_to_plane(grad: Tensor, place: int) -> Tensor:
         if not isinstance(level, BatchLevel):
             grad = level.primal(grad)
         elif level.mapped(grad):
-            grad = level.below(torch.sum, grad.value, 0)
+            grad = level.below(torch.sum, left(level, grad.value), 0)
         else:
             grad = level.below(torch.mul, grad.value, level.size)
     return grad
@@ -333,7 +334,7 @@ def _show_on(level: Any, leaf: Tensor, total: Any) -> None:
 
 def _over_lanes(level: BatchLevel, grad: Any) -> Any:
     if level.mapped(grad):
-        return level.below(torch.sum, grad.value, 0)
+        return level.below(torch.sum, left(level, grad.value), 0)
     return level.below(torch.mul, grad.value, level.size)
 
 

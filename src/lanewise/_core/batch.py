@@ -113,6 +113,8 @@ class BatchLevel(Level):
         all_lanes: The set of its lanes, once somebody asks for it.
         picked: Copies that stand for views, by their memory (picked.py), None before there are any.
         by_number: Whether lanes part by the numbers that they index with, so that there are none.
+        has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
+            where they cannot be.
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
@@ -123,6 +125,7 @@ class BatchLevel(Level):
     all_lanes: Any = None
     picked: Any = None
     by_number = False
+    has_absent: bool | None = False
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -186,6 +189,9 @@ class BatchLevel(Level):
     def physical(self, tensor: Tensor) -> Tensor:
         """The value below: `[B, *S]` with lanes, `[*S]` without."""
         return tensor.value if type(tensor) is BatchTensor and tensor.level is self else tensor
+
+    # What an operation gives, called as `below` is: nothing more is to be seen to on this kind of level.
+    computed = Level.below
 
     def here(self, tensor: Any) -> Any:
         """A value for the lanes that run: all of them, on this kind of level."""
@@ -287,8 +293,10 @@ class BatchLevel(Level):
                     keep(self, statistic.value, statistic.home, True)
         if direct and _native._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
             out = rule.run(self, args, kwargs)
-        else:
+        elif rule.mutates or rule.raw:
             out = self.below(rule.run, self, args, kwargs)
+        else:
+            out = self.computed(rule.run, self, args, kwargs)
         if rule.raw:
             return out
         if rule.mutates:

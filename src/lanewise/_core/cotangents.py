@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.lanes import Lanes, intersection, union
 from lanewise._core.rows import PRODUCTS, SUMS
 from lanewise._torch_compat import OpOverload
+
+aten = torch.ops.aten
 
 
 def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor]) -> Lanes:
@@ -21,6 +24,9 @@ def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor])
     running = level.lanes
     found: Lanes | None = None
     sums = func in SUMS
+    if func is aten.where.self:
+        # A choice is linear in the cotangents: of a lane without one it gives none. (The condition is no cotangent.)
+        operands = [x for x in operands[1:] if type(x) is BatchTensor and x.level is level and x.mapped] or operands
     for operand in operands:
         if type(operand) is not BatchTensor or operand.level is not level or not operand.mapped:
             if sums:

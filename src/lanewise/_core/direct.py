@@ -97,7 +97,7 @@ def unary_method(name: str, call: Callable[[Any], Any]) -> None:
         value = x.value
         try:
             if level.parent is not None or not inert(value):
-                out = level.below(call, value)
+                out = level.computed(call, value)
             else:
                 include_key(OUTSIDE_KEY, False)
                 try:
@@ -179,7 +179,7 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
                 finally:
                     include_key(OUTSIDE_KEY, True)
             else:
-                out = level.below(call, value, other)
+                out = level.computed(call, value, other)
         except FAILURES:
             out = None
         if out is None:
@@ -235,6 +235,8 @@ def product_method(name: str, forms: dict[tuple, Callable], turned: bool = False
                 finally:
                     include_key(OUTSIDE_KEY, True)
             else:
+                if level.lanes is not None and (value.requires_grad or other.requires_grad):
+                    return apart(x, y)
                 out = level.below(form, left[1], right[1])
         except FAILURES:
             return apart(x, y)

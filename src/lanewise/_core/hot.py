@@ -84,8 +84,9 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
             and not (value.requires_grad or value.is_conj() or value.is_neg())
             and _native._current_level < 0
         )
+        compute = level.computed if home is level.lanes else level.below
         if len(args) == 1:
-            out = call(value) if direct else level.below(call, value)
+            out = call(value) if direct else compute(call, value)
         else:
             if kind is BatchTensor:
                 if y.level is not level:
@@ -116,7 +117,7 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
                     value = _of_rank(value, y.dim() + 1)
             elif isinstance(y, Tensor):
                 return NotImplemented
-            out = call(value, y) if direct else level.below(call, value, y)
+            out = call(value, y) if direct else compute(call, value, y)
         # `level.wrap`, written out for the commonest operations of all.
         wrapper = make_wrapper(BatchTensor, out.shape[1:], out.stride()[1:], None, None, out.dtype, strided, out.device)
         wrapper.value = out
@@ -209,7 +210,7 @@ def _one_without_lanes(level: Any, call: Callable, x: Tensor, y: Tensor) -> Any:
         return NotImplemented
     if level.parent is None and inert(x) and inert(y):
         return level.wrap(call(x, y if x.dim() < y.dim() else _of_rank(y, x.dim() + 1)))
-    return NotImplemented if x.dim() >= y.dim() else level.wrap(level.below(call, x, y))
+    return NotImplemented if x.dim() >= y.dim() else level.wrap(level.computed(call, x, y))
 
 
 def _captured_first(call: Callable, args: Any) -> Any:

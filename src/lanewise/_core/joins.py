@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._core.absent import note, note_together
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.hot import inert
@@ -114,11 +115,15 @@ def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: 
             if mask is None:
                 with on_plane(None):
                     mask = target.order < pieces[0].size
-            return level.wrap(level.below(choose_rows, mask, first, second))
+            chosen = level.below(choose_rows, mask, first, second)
+            note(level, chosen, "choice", target.lanes, mask)
+            return level.wrap(chosen)
         rows = [_rows(level, value, piece) for value, piece in zip(values, pieces, strict=True)]
         if len(rows) <= _FEW and target.whole and all(row.is_cpu and inert(row) for row in rows):
             return level.wrap(level.below(_placed, rows, pieces, target.lanes))
-        return level.wrap(level.below(_put_together, rows, target.order))
+        together = level.below(_put_together, rows, target.order)
+        note_together(level, together, target.lanes, pieces, target.order)
+        return level.wrap(together)
     finally:
         level.lanes = running
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.absent import left, note, on_present_rows
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.cotangents import cotangent_lanes
 from lanewise._core.failing import part_by_failure
@@ -28,26 +29,17 @@ from lanewise._core.plane import (
     written_statistics,
 )
 from lanewise._core.random import is_random
-from lanewise._core.rows import (
-    FUSED,
-    by_outer_lane,
-    fill_rows,
-    gather,
-    gather_lanes,
-    gather_rows,
-    put_rows,
-    spread_rows,
-    take_rows,
-)
+from lanewise._core.rows import FUSED, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows
+from lanewise._core.taking import taken
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     current_graph_task_id,
     include_key,
     is_grad_enabled,
     make_wrapper,
+    next_node_number,
     preserve_version,
 )
-from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -91,6 +83,7 @@ class LaneLevel(BatchLevel):
             self.root = Lanes(None, None, size)
         else:
             self._stand_in_for(outer)
+            self.has_absent = outer.has_absent
             around = lanes_of(outer)
             with on_plane(None):
                 index = torch.arange(around.size).repeat_interleave(size)
@@ -172,10 +165,12 @@ class LaneLevel(BatchLevel):
         value = self.here(tensor, self.root)
         if not self.mapped(value):
             return self.physical(value), False
+        rows = value.value if isinstance(self.outer, LaneLevel) else left(self, value.value)
         if self.outer is None:
-            return value.value, True
+            return rows, True
         assert self.root.parent is not None
-        apart = self.below(by_outer_lane, value.value, self.root.parent.size, self.own_size)
+        apart = self.below(by_outer_lane, rows, self.root.parent.size, self.own_size)
+        note(self, apart, "pairs", self.root.parent, self.root)
         return self.outer.wrap(apart), True
 
     # --- which lanes -----------------------------------------------------------------------------------------------
@@ -203,29 +198,12 @@ class LaneLevel(BatchLevel):
         grads = is_grad_enabled()
         if kept is not None and kept[0] is lanes and kept[1] == version and (kept[3] or not grads):
             return kept[2]
-        if lanes.within(home):
-            value = gather_lanes(self, tensor.value, lanes, home)
-        elif home.within(lanes) and self._partial(tensor):
-            value = self.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
-        elif self._partial(tensor):
-            value = self.below(take_rows, tensor.value, home, lanes)
-        elif (places := lanes.places(home)) is not None:
-            # Lanes that parted, came together and parted again in the same way.
-            value = gather(self, tensor.value, places)
-        else:
-            raise TransformError(
-                at_user_line(
-                    f"vmap: a value {list(tensor.shape)} of lanes that took another branch is used here: it was kept "
-                    "in a container, an attribute or a closure, and has no number for the lanes that run",
-                    "return the value, or assign it to a variable in both branches",
-                )
-            )
-        out = self.wrap(value)
+        out = self.wrap(taken(self, tensor, home, lanes))
         out.home = lanes
         tensor.gathered = (lanes, version, out, grads)
         return out
 
-    def _partial(self, tensor: BatchTensor) -> bool:
+    def partial(self, tensor: BatchTensor) -> bool:
         """Whether a value is a cotangent, zero in lanes that it does not have."""
         return current_graph_task_id() != self.task or getattr(tensor, "cotangent", False)
 
@@ -261,6 +239,12 @@ class LaneLevel(BatchLevel):
         return False
 
     # --- operations ------------------------------------------------------------------------------------------------
+
+    def computed(self, run: Any, *args: Any) -> Any:
+        """What an operation gives for the lanes that run, called as `below` is."""
+        begun = next_node_number()
+        out = self.below(run, *args)
+        return on_present_rows(self, run, args, out, begun) if isinstance(out, Tensor) and recorded(out) else out
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         lanes = self._lanes
@@ -322,7 +306,7 @@ class LaneLevel(BatchLevel):
         running = self._lanes
         if (func.is_view or torch.Tag.inplace_view in func.tags) and self.owns(args[0]):
             home = args[0].home
-            if self._partial(args[0]) or running.places(home) is not None:
+            if self.partial(args[0]) or running.places(home) is not None:
                 self.lanes = home
                 try:
                     return self._run_here(func, args, kwargs, operands)
@@ -370,7 +354,7 @@ class LaneLevel(BatchLevel):
                 # The graph of this plane cannot hold that some lanes were written and others not.
                 raise Restart(self)
             lift(tensor)
-            if self._partial(tensor):
+            if self.partial(tensor):
                 self._widen(tensor)
             if self.journal is not None:
                 keep(self, tensor.value, tensor.home, bool(statistics))
@@ -394,7 +378,9 @@ class LaneLevel(BatchLevel):
             if stand is not None:
                 target: Any = tensor
                 with preserve_version(*versioned(target)) if statistics else nullcontext():
-                    self.below(put_rows, target.value, self._lanes.places(target.home), stand.value)
+                    places = self._lanes.places(target.home)
+                    self.below(put_rows, target.value, places, stand.value)
+                    note(self, target.value, "written", target.home, self._lanes, places)
                 self.writes += 1
         back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}
         return map_tensors(lambda t: back.get(id(t), t), out)

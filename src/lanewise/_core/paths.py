@@ -77,7 +77,7 @@ def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
             ):
                 if level.parent is None and inert(value) and inert(other):
                     return level.wrap(call(value, other))
-                return level.wrap(level.below(call, value, other))
+                return level.wrap(level.computed(call, value, other))
         return otherwise(args, kwargs)
 
     return run
@@ -124,7 +124,7 @@ def single_path(rule: Rule) -> Callable:
         level = x.level
         value = x.value
         if rule.guarded or level.parent or not value.is_cpu or not inert(value) or is_any_autocast_enabled():
-            out = level.below(rule.run, level, args, kwargs)
+            out = level.computed(rule.run, level, args, kwargs)
         else:
             out = rule.run(level, args, kwargs)
         return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
@@ -235,7 +235,7 @@ def operands_path(rule: Rule) -> Callable:
         if direct and not is_any_autocast_enabled():
             out = rule.run(level, args, kwargs)
         else:
-            out = level.below(rule.run, level, args, kwargs)
+            out = level.computed(rule.run, level, args, kwargs)
         return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
 
     return run

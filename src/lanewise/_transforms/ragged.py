@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.absent import left
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, sync
@@ -97,7 +98,7 @@ def below(level: BatchLevel, tensor: Tensor) -> tuple[Tensor, bool]:
     if level.owns(tensor) and not tensor.mapped:
         sync(tensor)
     value = level.here(tensor)
-    return level.physical(value), level.mapped(value)
+    return (left(level, value.value), True) if level.mapped(value) else (level.physical(value), False)
 
 
 def _one_by_one(level: BatchLevel, tensor: Tensor, where: str) -> Ragged:

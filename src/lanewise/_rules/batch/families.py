@@ -107,7 +107,8 @@ def _wide_path(op: OpOverload, short: Callable) -> Callable:
                 return NotImplemented
         if mutates and level.journal is not None:
             keep(level, x.value, x.home)
-        out = call(*values, **kwargs) if direct else level.below(partial(call, **kwargs) if kwargs else call, *values)
+        compute = level.below if mutates else level.computed
+        out = call(*values, **kwargs) if direct else compute(partial(call, **kwargs) if kwargs else call, *values)
         return x if mutates else level.wrap(out)
 
     return run

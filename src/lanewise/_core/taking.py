@@ -1,0 +1,37 @@
+"""The rows of a value for other lanes than it was made for."""
+
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._core.absent import note
+from lanewise._core.batch import BatchTensor
+from lanewise._core.lanes import Lanes
+from lanewise._core.rows import gather, gather_lanes, spread_rows, take_rows
+from lanewise.errors import TransformError, at_user_line
+
+
+def taken(level: Any, tensor: BatchTensor, home: Lanes, lanes: Lanes) -> Tensor:
+    """The value below `[lanes.size, *S]` of a tensor with lanes `home`; zeros where a cotangent lacks lanes."""
+    if lanes.within(home):
+        value = gather_lanes(level, tensor.value, lanes, home)
+        if level.has_absent:
+            note(level, value, "rows", lanes, home, lanes.positions(home))
+        return value
+    if level.partial(tensor):
+        if home.within(lanes):
+            return level.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
+        return level.below(take_rows, tensor.value, home, lanes)
+    # Or lanes that parted, came together and parted again in the same way.
+    places = lanes.places(home)
+    if places is None:
+        raise TransformError(
+            at_user_line(
+                f"vmap: a value {list(tensor.shape)} of lanes that took another branch is used here: it was kept "
+                "in a container, an attribute or a closure, and has no number for the lanes that run",
+                "return the value, or assign it to a variable in both branches",
+            )
+        )
+    value = gather(level, tensor.value, places)
+    note(level, value, "rows", lanes, home, places)
+    return value
