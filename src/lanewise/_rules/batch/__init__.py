@@ -4,6 +4,7 @@ from lanewise._core.batch import BATCH_RULES
 from lanewise._core.factories import see_operations_from_outside
 from lanewise._rules.batch import (  # noqa: F401
     attention,
+    choosing,
     conv,
     datadependent,
     einsum,

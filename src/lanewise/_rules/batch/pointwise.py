@@ -1,8 +1,13 @@
 """Pointwise operations: each element of the result depends on one element of each broadcast operand."""
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._rules.batch.families import aligner, bind, lane_rule, logical_dtype, pointwise
+from lanewise._torch_compat import current_autograd_node
 
 aten = torch.ops.aten
 
@@ -138,3 +143,30 @@ _full_size(aten._prelu_kernel.default)
 _full_size(aten._prelu_kernel_backward.default)
 _full_size(aten.log_sigmoid_backward.default)
 _full_size(aten.gelu_backward.default)  # in bfloat16, on the CPU
+
+
+# Formulas of torch that, for subclasses of tensors, multiply a mask of the elements that were chosen by their share.
+_SHARING = frozenset(["MaxBackward1", "MedianBackward0", "MinBackward1", "NanmedianBackward0"])
+
+
+def _masking(product: Callable[[BatchLevel, tuple, dict], Tensor]) -> Callable[[BatchLevel, tuple, dict], Tensor]:
+    """A product that is zero outside the mask of such a formula, whatever the share is."""
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Tensor:
+        out = product(level, args, kwargs)
+        mask = args[0]
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            return out
+        node = current_autograd_node()
+        if node is None or node.name() not in _SHARING:
+            return out
+        missing, value = out.dim() - 1 - mask.dim(), level.physical(mask)
+        if level.mapped(mask) and missing:
+            value = value.reshape(value.shape[0], *[1] * missing, *value.shape[1:])
+        return torch.where(value, out, 0)
+
+    return run
+
+
+_of_masks = BATCH_RULES[aten.mul.Tensor]
+_of_masks.run = _masking(_of_masks.run)

@@ -3,7 +3,6 @@
 import torch
 
 from lanewise._rules.batch.families import along_dims, full_reduction, lane_rule, shift_dims
-from lanewise._rules.batch.tracking import constant, is_tracked
 
 aten = torch.ops.aten
 
@@ -46,28 +45,9 @@ along_dims(
 )
 full_reduction(aten.all.default, aten.all.dim)
 full_reduction(aten.any.default, aten.any.dim)
-full_reduction(aten.max.default, aten.amax.default)
 full_reduction(aten.mean.default, aten.mean.dim)
-full_reduction(aten.min.default, aten.amin.default)
 full_reduction(aten.prod.default, aten.prod.dim_int)
 full_reduction(aten.sum.default, aten.sum.dim_IntList)
-
-
-def _median(op, along):
-    @lane_rule(op)
-    def median(level, x):
-        """x [B, *S] -> [B]; elements that equal it share its gradient, as they do without dims"""
-        flat = x.value.flatten(1) if x.dim() else x.value.unsqueeze(1)
-        found = along(flat, 1)[0]
-        if not is_tracked(flat):
-            return found
-        middle = constant(found)
-        shared = torch.where(flat == middle.unsqueeze(1), flat, -torch.inf).amax(1)
-        return torch.where(middle.isnan(), found, shared)
-
-
-_median(aten.median.default, aten.median.dim)
-_median(aten.nanmedian.default, aten.nanmedian.dim)
 
 
 @lane_rule(aten.count_nonzero.default)

@@ -67,18 +67,18 @@ def amin(level, x, dim=(), keepdim=False):
     return y, _spread(x.value, x.tangent, y, dim, keepdim)
 
 
-@jvp_rule(aten.max.default, guarded=False)
-def max_all(level, x):
-    """The mean of t over the elements that are largest"""
-    y = torch.max(x.value)
-    return y, _spread(x.value, x.tangent, y, None, False)
+def _of_all(op: Any) -> None:
+    @jvp_rule(op, guarded=False)
+    def chosen(level, x):
+        """The mean of t over the elements that equal the one that is chosen"""
+        y = op(x.value)
+        return y, _spread(x.value, x.tangent, y, None, False)
 
 
-@jvp_rule(aten.min.default, guarded=False)
-def min_all(level, x):
-    """The mean of t over the elements that are smallest"""
-    y = torch.min(x.value)
-    return y, _spread(x.value, x.tangent, y, None, False)
+_of_all(aten.max.default)
+_of_all(aten.median.default)
+_of_all(aten.min.default)
+_of_all(aten.nanmedian.default)
 
 
 @jvp_rule(aten.aminmax.default, guarded=False)
