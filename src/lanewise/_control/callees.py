@@ -205,6 +205,8 @@ def _object(func: Any) -> Any:
     if isinstance(func, nn.Module):
         return _module(func)
     if isinstance(func, functools.partial):
+        if func.func is _with_callbacks:
+            return func  # a stand-in, given to `vmap` say
         inner = callee(func.func)
         return func if inner is func.func else functools.partial(inner, *func.args, **func.keywords)
     call = getattr(type(func), "__call__", None)  # noqa: B004

@@ -54,7 +54,7 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
         out: The result, as it was recorded.
         begun: The number of the first node of that.
     """
-    if level.has_absent is None or forward_level() >= 0 or saved_tensor_hooks() is not None:
+    if out.grad_fn is None or level.has_absent is None or forward_level() >= 0 or saved_tensor_hooks() is not None:
         return out
     with on_plane(None):
         if not steep(out, begun):
@@ -220,7 +220,8 @@ def left(level: Any, value: Tensor) -> Tensor:
 
 
 def _alias(value: Tensor) -> Tensor:
-    return value.view_as(value)
+    with torch.enable_grad():
+        return value.view_as(value)
 
 
 def _follow(nodes: list, begun: int) -> None:

@@ -19,9 +19,10 @@ from lanewise._core.forms import form_of, give, take
 from lanewise._core.formulas import Formula, as_function
 from lanewise._core.holdings import ATOMS
 from lanewise._core.lane_level import lanes_of
-from lanewise._core.lane_values import at_lane, needing_gradients, stack_lanes
+from lanewise._core.lane_values import at_lane, needing_gradients, stack_gradients, stack_lanes
 from lanewise._core.lanes import lanes_together
 from lanewise._core.level import on_plane, record_as_outside
+from lanewise._core.linear import LinearLevel
 from lanewise._core.outside import held_before, reach_of
 from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._core.trees import flatten, unflatten
@@ -271,12 +272,17 @@ class UserCall(Call):
         except RuntimeError as error:
             level = highest_level((*kept, *given))
             asks = isinstance(error, LaneValueError) or reads_memory(error)
-            if not asks or not isinstance(level, (BatchLevel, DualLevel)) or getattr(level, "size", 1) == 0:
+            if not asks or not isinstance(level, (BatchLevel, DualLevel, LinearLevel)) or not getattr(level, "size", 1):
                 raise
             if held is not None:
                 held.put_back()
         _say_slow(self.cls)
-        if isinstance(level, DualLevel):
+        if isinstance(level, LinearLevel) and any(getattr(value, "slot", None) for value in (*kept, *given)):
+            count = len(kept)
+            return level.carry(
+                lambda *values: self._or_per_lane(formula, list(values[:count]), values[count:]), (*kept, *given)
+            )
+        if isinstance(level, (DualLevel, LinearLevel)):
             return as_function(formula, kept, given)  # takes primals and tangents apart
         with level.lanes_of_all([*kept, *given]):
             if is_grad_enabled() and any(level.owns(value) and recorded(value) for value in (*kept, *given)):
@@ -290,7 +296,7 @@ class UserCall(Call):
                 )
                 for b in range(level.size)
             ]
-            return tuple([stack_lanes(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
+            return tuple([stack_gradients(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
 
     def _backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
         formula = user_formula(self.cls)

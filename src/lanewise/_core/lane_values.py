@@ -39,6 +39,14 @@ def _row(value: Tensor, lane: int) -> Tensor:
     return row.clone() if row.dtype is torch.uint8 else row
 
 
+def stack_gradients(level: BatchLevel, rows: list) -> Any:
+    """One gradient or tangent per lane, on the plane of `level`; None is zero where others are tensors."""
+    first = next((row for row in rows if isinstance(row, Tensor)), None)
+    if first is None:
+        return rows[0]
+    return stack_lanes(level, [level.below(torch.zeros_like, first) if row is None else row for row in rows])
+
+
 def stack_lanes(level: BatchLevel, rows: list) -> Any:
     """One value per lane, on the plane of `level`; what is no tensor must be the same in all."""
     tensors = [row for row in rows if isinstance(row, Tensor)]

@@ -20,7 +20,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
-from lanewise._torch_compat import OpOverload, forbid_data_pointer, taken_apart
+from lanewise._torch_compat import forbid_data_pointer, taken_apart
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -205,6 +205,17 @@ class LinearLevel(Level):
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
 
+    def carry(self, run: Callable[..., tuple], operands: tuple) -> tuple:
+        """Run, and write down as one step, what takes tensors or None and is linear in those of the program."""
+        for operand in operands:
+            if self.owns(operand):
+                sync(operand)
+        values = tuple([None if operand is None else self.plain(operand) for operand in operands])
+        found = [None if out is None else self.wrap(out) for out in self.below(_run_unrecorded, run, values, {})]
+        references = tuple([None if operand is None else self._reference(operand) for operand in operands])
+        self.steps.append(Step(run, references, {}, [None if out is None else out.slot for out in found], False))
+        return tuple(found)
+
     def _reference(self, tensor: Tensor) -> Slot | Residual:
         if self.owns(tensor):
             if tensor.slot is not None:  # type: ignore[attr-defined]
@@ -292,7 +303,7 @@ def _filled(reference: Any, known: dict[int, Tensor]) -> Any:
     return [_filled(item, known) for item in reference] if type(reference) is list else reference
 
 
-def _run_unrecorded(func: OpOverload, args: tuple, kwargs: dict) -> Any:
+def _run_unrecorded(func: Callable, args: tuple, kwargs: dict) -> Any:
     """The values that come of tangents of zero are nobody's to differentiate."""
     with torch.no_grad():
         return func(*args, **kwargs)
