@@ -43,7 +43,12 @@ def pulled(formula: Callable[..., tuple], values: tuple, cotangents: tuple) -> l
             return pulled(formula, tuple(map(ordinary, values)), tuple(map(ordinary, cotangents)))
     outer = is_grad_enabled()
     levels = [each.level for each in (*values, *cotangents) if isinstance(each, Plane)]
-    highest = max(levels, key=lambda level: level.order) if levels else None
+    highest: Any = max(levels, key=lambda level: level.order) if levels else None
+    covers = getattr(highest, "covers", None)
+    if covers is not None and any(isinstance(v, Plane) and v.level is not highest and covers(v.level) for v in values):
+        # Cotangents of a `vmap` inside, which lies beside the level of the values, for pairs of both lanes.
+        with highest.lanes_of_all(list(cotangents)):
+            return pulled(formula, tuple([None if v is None else highest.here(v) for v in values]), cotangents)
     kept = outer and any(each is not None and recorded(each) for each in (*values, *cotangents))
     with torch.enable_grad():
         aliases = [_alias(highest, value) for value in values]
