@@ -157,6 +157,7 @@ def note(level: Any, value: Any, kind: str, *parts: Any) -> None:
 
     Kinds, with their parts:
         rows: Lanes of the result, lanes of the operand, places of the first among the second.
+        spread: Lanes of the result, lanes of the operand, places of the second among the first; other rows are zero.
         choice: Lanes, and a mask of those that have the first operand's row, others the second's.
         pieces: Lanes of the result, and of the operands it is put together from, one after the other.
         written: Lanes of the result, lanes whose rows were written, their places in the result.
@@ -187,6 +188,9 @@ def _passed(noted: tuple | None, present: Present, count: int) -> list[Present]:
         mask = torch.zeros(operand.size, dtype=torch.bool)
         mask[places[has].cpu()] = True
         return [(operand, mask)] * count
+    if kind == "spread":
+        operand, places = parts
+        return [(operand, has[places.cpu()])] * count
     if kind == "choice":
         mask = parts[0].cpu()
         return [(lanes, has & mask), (lanes, has & ~mask)]

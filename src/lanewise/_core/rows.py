@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lanewise._core.hot import inert
-from lanewise._core.lanes import Lanes, common_ancestor
 from lanewise._torch_compat import OUTSIDE_KEY, include_key, tls_is_included
 
 aten = torch.ops.aten
@@ -112,10 +111,3 @@ def spread_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
 def fill_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
     rows = value[:1].expand(size, *value.shape[1:]) if value.shape[0] else value.new_ones((size, *value.shape[1:]))
     return rows.index_copy(0, places.to(value.device), value)
-
-
-def take_rows(value: Tensor, home: Lanes, lanes: Lanes) -> Tensor:
-    """The rows of lanes that both have; zeros for others of `lanes`."""
-    base = common_ancestor(home, lanes)
-    whole = spread_rows(value, home.positions(base), base.size)
-    return gather_rows(whole, lanes.positions(base))

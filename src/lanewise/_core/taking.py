@@ -6,8 +6,8 @@ from torch import Tensor
 
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchTensor
-from lanewise._core.lanes import Lanes
-from lanewise._core.rows import gather, gather_lanes, spread_rows, take_rows
+from lanewise._core.lanes import Lanes, common_ancestor
+from lanewise._core.rows import gather, gather_lanes, spread_rows
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -19,9 +19,15 @@ def taken(level: Any, tensor: BatchTensor, home: Lanes, lanes: Lanes) -> Tensor:
             note(level, value, "rows", lanes, home, lanes.positions(home))
         return value
     if level.partial(tensor):
-        if home.within(lanes):
-            return level.below(spread_rows, tensor.value, home.positions(lanes), lanes.size)
-        return level.below(take_rows, tensor.value, home, lanes)
+        base = lanes if home.within(lanes) else common_ancestor(home, lanes)
+        places = home.positions(base)
+        value = level.below(spread_rows, tensor.value, places, base.size)
+        note(level, value, "spread", base, home, places)
+        if base is not lanes:
+            places = lanes.positions(base)
+            value = gather(level, value, places)
+            note(level, value, "rows", lanes, base, places)
+        return value
     # Or lanes that parted, came together and parted again in the same way.
     places = lanes.places(home)
     if places is None:

@@ -19,5 +19,9 @@ def constant(value: Tensor) -> Tensor:
     """The same numbers without history or tangent, on any plane."""
     if isinstance(value, Plane):
         below = value.level.below(constant, value.value)
-        return value.level.wrap(below) if isinstance(value, BatchTensor) and value.mapped else value.level.adopt(below)
+        if not isinstance(value, BatchTensor):
+            return value.level.adopt(below)
+        out = value.level.wrap(below) if value.mapped else value.level.adopt(below)
+        out.home = value.home
+        return out
     return (forward_ad.unpack_dual(value).primal if forward_level() >= 0 else value).detach()
