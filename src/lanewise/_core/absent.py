@@ -101,28 +101,35 @@ class _OfPresent(Function):
         lanes, run, holes, mapped, by_rule = ctx.operation
         found = (*(ctx.found if ctx.task == current_graph_task_id() else ()), *ctx.recorded)
         rows = _rows(lanes, found)
-        tensors = ctx.saved_tensors
+        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
         if rows is not None:
             rows = rows.to(cotangent.device)
             tensors = [t.index_select(0, rows) if own else t for t, own in zip(tensors, mapped)]
             cotangent = cotangent.index_select(0, rows)
+        size = cotangent.shape[0]
 
-        def formula(*tensors: Tensor) -> tuple:
-            return (_by_rule if by_rule else _by_values)(run, holes, tensors, mapped, cotangent.shape[0])
+        def formula(*found: Tensor) -> tuple:
+            given = iter(found)
+            operands = [next(given) if need else tensor for tensor, need in zip(tensors, needed)]
+            return ((_by_rule if by_rule else _by_values)(run, holes, operands, mapped, size),)
 
-        grads = pulled(formula, tuple(tensors), (cotangent,))
-        if rows is not None:
-            whole = lanes.size
-            grads = [_spread(g, rows, whole) if own and g is not None else g for g, own in zip(grads, mapped)]
-        return None, None, *[g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[2:])]
+        inputs = tuple([tensor for tensor, need in zip(tensors, needed) if need])
+        grads: list[Tensor | None] = [None] * len(tensors)
+        for place, grad in zip(
+            [place for place, need in enumerate(needed) if need], pulled(formula, inputs, (cotangent,))
+        ):
+            grads[place] = (
+                grad if grad is None or rows is None or not mapped[place] else _spread(grad, rows, lanes.size)
+            )
+        return None, None, *grads
 
 
-def _by_values(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> tuple:
+def _by_values(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> Tensor:
     given = iter(tensors)
-    return (run(*replace_tensors(lambda _: next(given), holes, {})[0]),)
+    return run(*replace_tensors(lambda _: next(given), holes, {})[0])
 
 
-def _by_rule(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> tuple:
+def _by_rule(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> Tensor:
     given = iter(zip(tensors, mapped))
     with BatchLevel(size) as level:
 
@@ -130,7 +137,7 @@ def _by_rule(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[boo
             tensor, own = next(given)
             return level.wrap(tensor) if own else tensor
 
-        return (level.below(run, level, *replace_tensors(enter, *holes)),)
+        return level.below(run, level, *replace_tensors(enter, *holes))
 
 
 def _spread(rows: Tensor, places: Tensor, size: int) -> Tensor:
@@ -148,8 +155,8 @@ def _rows(lanes: Lanes, found: Sequence[Present]) -> Tensor | None:
 
 # --- notes on the graph ----------------------------------------------------------------------------------------------
 
-# The nodes of operations with two operands; what was written through a view, say, has another.
-_NODES = {"choice": "WhereBackward0", "written": "IndexCopyBackward0"}
+# The nodes of operations with two operands.
+_NODES = {"choice": "WhereBackward0", "written": "IndexCopyBackward0", "written in part": "CopySlices"}
 
 
 def note(level: Any, value: Any, kind: str, *parts: Any) -> None:
@@ -160,11 +167,14 @@ def note(level: Any, value: Any, kind: str, *parts: Any) -> None:
         spread: Lanes of the result, lanes of the operand, places of the second among the first; other rows are zero.
         choice: Lanes, and a mask of those that have the first operand's row, others the second's.
         pieces: Lanes of the result, and of the operands it is put together from, one after the other.
-        written: Lanes of the result, lanes whose rows were written, their places in the result.
+        written: Lanes of the result, lanes whose rows were written, their places in the result. (Of a view: on the node
+            of what it is a view of, "written in part".)
         pairs: Lanes around, pairs of them with those of a `vmap` inside, of which the operand is.
     """
     if level.has_absent and recorded(value) and value.grad_fn is not None:
         node = value.grad_fn
+        if kind == "written" and value._is_view():
+            kind, node = "written in part", value._base.grad_fn
         if type(node).__name__ == _NODES.get(kind, type(node).__name__):
             node.metadata[_KEY] = (kind, *parts)
 
@@ -196,10 +206,11 @@ def _passed(noted: tuple | None, present: Present, count: int) -> list[Present]:
         return [(lanes, has & mask), (lanes, has & ~mask)]
     if kind == "pieces":
         return list(zip(parts[0], has.split([piece.size for piece in parts[0]])))
-    if kind == "written":
+    if kind.startswith("written"):
         source, places = parts
         places = places.cpu()
-        return [(lanes, has.index_fill(0, places, False)), (source, has[places])]
+        rest = has if kind == "written in part" else has.index_fill(0, places, False)
+        return [(lanes, rest), (source, has[places])]
     pairs: Lanes = parts[0]
     return [(pairs, has[pairs.index.cpu()])] * count
 

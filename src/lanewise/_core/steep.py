@@ -131,7 +131,7 @@ def steep(out: Tensor, begun: int) -> bool:
         elif name == "Atan2Backward0":
             flat = _away(torch.hypot(_plain(node._saved_self), _plain(node._saved_other)))
         else:
-            flat = all(_flat(node, attribute, check) for attribute, check in _FORMULAS.get(name, ()))
+            flat = all(_flat(node, attribute, check) for attribute, check in _checks(type(node), name))
         if not flat:
             return True
         for place, (following, _) in enumerate(node.next_functions):
@@ -140,9 +140,19 @@ def steep(out: Tensor, begun: int) -> bool:
     return False
 
 
+@functools.cache
+def _checks(kind: type, name: str) -> tuple[tuple[str, Callable[[Tensor], bool]], ...]:
+    """What a formula has saved, and what that must be; of one that is not listed, all that it may multiply by."""
+    saved = [attribute.removeprefix("_saved_") for attribute in dir(kind) if attribute.startswith("_saved_")]
+    return _FORMULAS.get(name) or tuple([(attribute, _finite) for attribute in saved])
+
+
 def _flat(node: Any, attribute: str, check: Callable[[Tensor], bool]) -> bool:
     saved = getattr(node, f"_saved_{attribute}", None)
-    return not isinstance(saved, Tensor) or check(_plain(saved))
+    return not isinstance(saved, Tensor) or saved.dtype in _INTEGERS or check(_plain(saved))
+
+
+_INTEGERS = frozenset([torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 
 
 def _power(node: Any) -> bool:
