@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -331,3 +332,33 @@ def test_transforms_in_several_threads():
     for thread in threads:
         thread.join()
     assert results == [True] * 4
+
+
+def viewed(x):
+    with torch.inference_mode():
+        y = F.linear(x, torch.ones(3, 2), torch.ones(3))
+        if x[0] > 0:
+            y = y * 2
+        return y + x.view(1, 2).sum()
+
+
+def viewed_and_written(x):
+    with torch.inference_mode():
+        y = F.linear(x, torch.ones(3, 2)).clone()
+        y[0] = x[1]
+        if x.unsqueeze(0)[0, 1] > 0:
+            y.mul_(2)
+        return y.T if y.dim() > 1 else y[1:]
+
+
+@pytest.mark.parametrize("f", [viewed, viewed_and_written])
+@pytest.mark.parametrize("inference", [False, True])
+def test_views_in_inference_mode(f, inference):
+    """A view of an ordinary tensor is ordinary in inference mode, too."""
+    xs = torch.tensor([[1.0, -2.0], [-1.0, 3.0], [0.5, 1.0], [-0.5, -1.0]])
+    with torch.inference_mode(inference):
+        want = torch.stack([f(x) for x in xs])
+        got = vmap(f)(xs)
+        torch.testing.assert_close(got, want)
+        assert got.is_inference() == want.is_inference()
+        torch.testing.assert_close(vmap(vmap(f))(xs[None]), want[None])

@@ -103,7 +103,16 @@ def overwritten(op, at, x, w):
     return y * w
 
 
-PROGRAMS = [before, in_one_branch, later, in_a_loop, twice, overwritten]
+def written_in_part(op, at, x, w):
+    y = two(op(x, w), x.sin()).clone()
+    if x > 0.5:
+        y[0] = x * x
+    if x == at:
+        return x * w
+    return (y * w).sum()
+
+
+PROGRAMS = [before, in_one_branch, later, in_a_loop, twice, overwritten, written_in_part]
 
 
 @pytest.fixture(params=["converted", "as written"])

@@ -58,7 +58,7 @@ def run_apart(
             for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
         ]
         given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not by_component(lane, dim)]
-        versions = [each._version for each in given]
+        versions = [None if each.is_inference() else each._version for each in given]
         level.journal = Journal(given)
         writes: list[tuple] = []
         try:
@@ -69,7 +69,7 @@ def run_apart(
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
-                if versions != [each._version for each in given]:
+                if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
                 for write in writes:

@@ -59,10 +59,6 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
     with on_plane(None):
         if not steep(out, begun):
             return out
-    around = level
-    while isinstance(around, BatchLevel):
-        around.has_absent = around.has_absent is not None
-        around = getattr(around, "outer", None)
     by_rule = bool(args) and args[0] is level
     positional, named = args[1:] if by_rule else (args, {})
     tensors: list[Tensor] = []
@@ -77,6 +73,12 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
     if not by_rule:
         rank = max(tensor.dim() for tensor in tensors)
         mapped = [tensor.dim() == rank for tensor in tensors]
+    if out._is_view() and any(out._base is (tensor._base if tensor._is_view() else tensor) for tensor in tensors):
+        return out  # writes to it are to reach what it is a view of
+    around = level
+    while isinstance(around, BatchLevel):
+        around.has_absent = around.has_absent is not None
+        around = getattr(around, "outer", None)
     return level.below(_anew, (level.lanes, run, holes if by_rule else holes[0], mapped, by_rule), out, tensors)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.journal import memory
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin
 from lanewise._core.native import differentiable, double_reverse, native_jvp
@@ -361,6 +362,13 @@ def _write_constant(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> N
 
 
 def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
+    if isinstance(args[0], (list, tuple)) and _share_memory(tensors_of(args, kwargs)):
+        # What is written for one entry is read for another, or written again.
+        count = len(args[0])
+        for place in range(count):
+            first, *rest = [_entry(arg, place, count) for arg in args]
+            _write_all([first], twin(first, *rest, **{key: _entry(arg, place, count) for key, arg in kwargs.items()}))
+        return written_results(func, args, kwargs)
     targets = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
     given, named = args, kwargs
     for target in targets:
@@ -368,6 +376,15 @@ def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dic
             given, named = level.below(undisturbed, level, target, given, named)
     _write_all(targets, twin(*given, **named))
     return written_results(func, args, kwargs)
+
+
+def _share_memory(tensors: list[Tensor]) -> bool:
+    places = [memory(tensor) for tensor in tensors]
+    return len(set(places)) < len(places)
+
+
+def _entry(arg: Any, place: int, count: int) -> Any:
+    return [arg[place]] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
 
 
 def _write_out(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:

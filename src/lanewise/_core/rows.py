@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.hot import inert
+from lanewise._core.lanes import Lanes
 from lanewise._torch_compat import OUTSIDE_KEY, include_key, tls_is_included
 
 aten = torch.ops.aten
