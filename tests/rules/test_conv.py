@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lanewise import vmap
+from lanewise import jvp, vmap
 from lanewise._rules.batch import conv
 from tests.oracles import assert_same
 from tests.rules.lanes import check, normal
@@ -135,3 +135,20 @@ def test_gradient_of_the_per_sample_gradient(conv_nd, groups):
     got = sum(part.square().sum() for part in vmap(slope, in_dims=(0, None))(x, w))
     want = sum(part.square().sum() for lane in x for part in slope(lane, w))
     assert_same(torch.autograd.grad(got, (x, w)), torch.autograd.grad(want, (x, w)))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("size", [1, 3])
+def test_tangents_of_expanded_weights(size, groups):
+    """The tangents' strides are not those of the weights."""
+    inputs = 3 // groups
+    weights = torch.randn(1, 1, 1, 1, dtype=torch.float64).expand(5, 6, inputs, size, size)
+    tangents = torch.randn(6, inputs, size, size, dtype=torch.float64).expand(5, 6, inputs, size, size)
+    image, change = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+
+    def f(x, w):
+        return F.conv2d(x, w, groups=groups)
+
+    want = torch.stack([f(image, t) + f(change, w) for w, t in zip(weights, tangents)])
+    got = jvp(vmap(f, (None, 0)), (image, weights), (change, tangents))[1]
+    torch.testing.assert_close(got, want)

@@ -227,7 +227,10 @@ def _lay_out(x: DualTensor) -> None:
         # Of a plane that only the primal is on, values may be written: the tangent has to be able to hold theirs.
         x.tangent = tangent = tangent + torch.zeros_like(value)
     strides = value.stride()
-    if 0 in strides or all(n < 2 or s == t for n, s, t in zip(value.shape, strides, tangent.stride())):
+    if all(n < 2 or s == t for n, s, t in zip(value.shape, strides, tangent.stride())):
+        return
+    if 0 in strides:
+        x.tangent = tangent.contiguous()  # any view of it can be taken; to an expanded tensor nobody writes
         return
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
     back = sorted(range(value.dim()), key=order.__getitem__)
