@@ -143,6 +143,12 @@ def at_user_line(text: str, instead: str = "", rows: Sequence[str] = ()) -> str:
     return "\n".join(parts)
 
 
+def note_at_user_line(error: Exception, text: str) -> None:
+    """Add `text` and the user's line to an error of torch that has no note yet; Python has them from 3.11 on."""
+    if hasattr(error, "add_note") and not getattr(error, "__notes__", None):
+        error.add_note(at_user_line(f"lanewise: {text}"))  # type: ignore[attr-defined]
+
+
 def warn_at_user_line(warning: Warning) -> None:
     """Warn as if the user's own line did: Python names it, says it once, and filters by module apply to it."""
     frame = _user_frame()

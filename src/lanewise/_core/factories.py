@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.arrays import tensor_behind
+from lanewise._core.hot import FAILURES
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
@@ -138,10 +139,16 @@ def route(op: OpOverload, kernel: Any) -> None:
 
 
 def route_past(op: OpOverload, kernel: Any) -> None:
-    """Hand an overload to `kernel` while a level is open; what it declines with NotImplemented goes on as it would."""
+    """Hand an overload to `kernel` while a level is open; what it declines with NotImplemented goes on as it would.
+
+    So does what fails, which may do so for some lanes only.
+    """
 
     def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        out = kernel(*args, **kwargs)
+        try:
+            out = kernel(*args, **kwargs)
+        except FAILURES:
+            out = NotImplemented
         return op.redispatch(keys - FACTORY_KEY_SET, *args, **kwargs) if out is NotImplemented else out
 
     _hooked.add(op)

@@ -221,6 +221,10 @@ class Level:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
         raise NotImplementedError
 
+    def failure(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> Exception:
+        """What to raise for `error`, which an operation of this level has raised."""
+        return error
+
     def adopt(self, value: Any, origin: Any = None) -> Any:
         """Wrap a tensor made while this is the top level, so that lane values may be written into it later."""
         raise NotImplementedError
