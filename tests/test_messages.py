@@ -153,6 +153,77 @@ Write instead:
   vmap(loss, in_dims=(0, None))  # if w is the same for all
 """,
     ),
+    "a dict of parameters is mapped": (
+        lambda: lw.vmap(model)({"w": y[0], "b": [x, x[:1]]}, y),
+        ValueError,
+        """
+vmap(model)(params, x): Expected all tensors to have the same size in the mapped dimension, got sizes [2, 3, 1, 4] for the mapped dimension
+  params['w']: shape [2], dim 0 of size 2
+  params['b'][0]: shape [3, 2], dim 0 of size 3
+  params['b'][1]: shape [1, 2], dim 0 of size 1
+  x: shape [4, 2], dim 0 of size 4
+Write instead:
+  vmap(model, in_dims=(None, 0))  # if params is the same for all
+""",
+    ),
+    "the size of a parameter is that of a layer": (
+        lambda: lw.vmap(model)({"w": x, "b": x, "c": y}, y),
+        ValueError,
+        """
+vmap(model)(params, x): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 3, 4, 4] for the mapped dimension
+  params['w']: shape [3, 2], dim 0 of size 3
+  params['b']: shape [3, 2], dim 0 of size 3
+  params['c']: shape [4, 2], dim 0 of size 4
+  x: shape [4, 2], dim 0 of size 4
+Write instead:
+  vmap(model, in_dims=(None, 0))  # if params is the same for all
+""",
+    ),
+    "a dict of parameters with a number is mapped": (
+        lambda: lw.vmap(model)({"w": x, "scale": torch.tensor(1.0)}, y),
+        ValueError,
+        """
+vmap(model)(params, x): Got in_dim=0 for params['scale'], which has dimensionality 0 (shape []): expected in_dim to satisfy -0 <= in_dim < 0
+Write instead:
+  vmap(model, in_dims=(None, 0))
+""",
+    ),
+    "one example for many parameters": (
+        lambda: lw.vmap(model)({"w": x, "b": x}, y[0]),
+        ValueError,
+        """
+vmap(model)(params, x): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 3, 2] for the mapped dimension
+  params['w']: shape [3, 2], dim 0 of size 3
+  params['b']: shape [3, 2], dim 0 of size 3
+  x: shape [2], dim 0 of size 2
+Write instead:
+  vmap(model, in_dims=(0, None))  # if x is the same for all
+""",
+    ),
+    "two of three sizes differ": (
+        lambda: lw.vmap(lambda a, b, c: a)({"w": x, "b": y}, x, y[:2]),
+        ValueError,
+        """
+vmap(f)(a, b, c): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 4, 3, 2] for the mapped dimension
+  a['w']: shape [3, 2], dim 0 of size 3
+  a['b']: shape [4, 2], dim 0 of size 4
+  b: shape [3, 2], dim 0 of size 3
+  c: shape [2, 2], dim 0 of size 2
+Write instead:
+  vmap(f, in_dims=(None, 0, None))  # if a and c are the same for all
+""",
+    ),
+    "sizes of named arguments differ": (
+        lambda: lw.vmap(loss, in_dims={"x": 0, "w": 0})(x, w=y),
+        ValueError,
+        """
+vmap(loss, in_dims={'x': 0, 'w': 0})(x, w=w): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 4] for the mapped dimension
+  x: shape [3, 2], dim 0 of size 3
+  w: shape [4, 2], dim 0 of size 4
+Write instead:
+  vmap(loss, in_dims={'x': 0})  # if w is the same for all
+""",
+    ),
     "sizes differ inside a dict": (
         lambda: lw.vmap(model, in_dims=({"w": 1, "b": 0}, 0))({"w": x, "b": y}, y),
         ValueError,
