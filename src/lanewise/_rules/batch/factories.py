@@ -1,5 +1,7 @@
 """Tensors made from others, and tensors made from nothing inside a mapped function."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from lanewise._core.factories import (
     join_lists_in,
     route,
 )
+from lanewise._core.level import on_plane
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise.errors import TransformError, at_user_line
 
@@ -52,7 +55,20 @@ adopt_results_of(
     aten.zeros_like.default,
 )
 # A lazy zero is made real by a kernel that calls `zeros` and works on its memory; here it is real from the start.
-route(aten._efficientzerotensor.default, lambda size, **options: aten.zeros.default(size, **options))
+
+
+def _zero_tangent(size: Any, **options: Any) -> Tensor:
+    """What torch's formulas of forward mode take for a tangent that is missing.
+
+    That of a Python number is marked as one, and torch reads the memory of what is: it stays a plain tensor.
+    """
+    if size:
+        return aten.zeros.default(size, **options)
+    with on_plane(None):
+        return aten.zeros.default(size, **options)
+
+
+route(aten._efficientzerotensor.default, _zero_tangent)
 for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
 for _name in ("as_tensor", "tensor"):
