@@ -26,8 +26,10 @@ from lanewise._torch_compat import (
     has_composite_kernel,
     never_compile,
     operator_names,
+    peer_engine_active,
     tls_is_included,
 )
+from lanewise.errors import LanewiseError
 
 _hooked: set[OpOverload] = set()
 _kernels = torch.library.Library("aten", "IMPL")
@@ -147,6 +149,8 @@ def route_past(op: OpOverload, kernel: Any) -> None:
     def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             out = kernel(*args, **kwargs)
+        except LanewiseError:
+            raise
         except FAILURES:
             out = NotImplemented
         return op.redispatch(keys - FACTORY_KEY_SET, *args, **kwargs) if out is NotImplemented else out
@@ -178,6 +182,8 @@ def _factory_kernel(op: OpOverload) -> Any:
                 or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs))
             ):
                 return op(*args, **kwargs)
+            if args and isinstance(args[0], Tensor) and peer_engine_active():
+                return op(*args, **kwargs)  # a wrapper of torch.func, which takes the operation to what it wraps
             return level.factory(op, args, kwargs)
 
     return made

@@ -11,10 +11,12 @@ from lanewise._core.factories import (
     adopt_results_of_name,
     join_lists_in,
     route,
+    route_past,
 )
 from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import TransformError, at_user_line, check_not_linearized
 
 aten = torch.ops.aten
 
@@ -114,6 +116,16 @@ for _op in (
     aten.zeros_like.default,
 ):
     _copies(_op)
+
+
+def _not_linearized(x: Any, size: Any, **options: Any) -> Any:
+    """How torch.func's `linearize` begins; everything else goes on as it would."""
+    if not size and isinstance(x, Plane):
+        check_not_linearized()
+    return NotImplemented
+
+
+route_past(aten.new_empty.default, _not_linearized)
 
 
 @lane_rule(aten.new_empty.default)
