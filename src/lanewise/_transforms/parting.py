@@ -72,9 +72,11 @@ def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before
 
     `held`: what objects outside held before that, if it may have changed them.
 
-    Raises `error` again where they did not disagree.
+    Raises `error` again where they did not disagree, and leaves running statistics as they were before the call.
     """
     if arrived(level, error, Disagreement) is None:
+        if isinstance(level.journal, Journal):
+            level.journal.undo_updates()
         if isinstance(error, Exception):
             hide_own_frames(error)
         raise error
