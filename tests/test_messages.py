@@ -48,6 +48,138 @@ Write instead:
   vmap(loss, axis_size=3)()  # three lanes, no inputs
 """,
     ),
+    "in_dim is a bool": (
+        lambda: lw.vmap(loss, in_dims=(True, None))(x, y[0]),
+        ValueError,
+        """
+vmap(loss, in_dims=(True, None))(x, w): Got in_dim=True for x, but in_dim must be either an integer dimension or None: 0 for the first, None for no lanes
+Write instead:
+  vmap(loss, in_dims=(0, None))
+""",
+    ),
+    "in_dims is None": (
+        lambda: lw.vmap(loss, in_dims=None)(x, x),
+        ValueError,
+        """
+vmap(loss)(x, w): expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, or a dict of argument names, got: <class 'NoneType'>
+Write instead:
+  vmap(loss, in_dims=0)
+  vmap(loss, in_dims=None, axis_size=3)  # three lanes, nothing mapped
+""",
+    ),
+    "in_dims is a tensor": (
+        lambda: lw.vmap(loss, in_dims=torch.tensor(0))(x, x),
+        ValueError,
+        """
+vmap(loss, in_dims=tensor(0))(x, w): expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, or a dict of argument names, got: <class 'torch.Tensor'>
+Write instead:
+  vmap(loss, in_dims=0)
+""",
+    ),
+    "keywords only": (
+        lambda: lw.vmap(loss)(x=x, w=x),
+        ValueError,
+        """
+vmap(loss)(x=x, w=w): got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them
+Write instead:
+  vmap(loss, in_dims={'x': 0, 'w': 0})(x=x, w=w)
+""",
+    ),
+    "an entry for a keyword": (
+        lambda: lw.vmap(loss, in_dims=(0, 0))(x, w=x),
+        ValueError,
+        """
+vmap(loss, in_dims=(0, 0))(x, w=w): in_dims is not compatible with the structure of `inputs`. in_dims has structure (0, 0) but inputs has structure (*,)
+  in_dims is a tuple of 2, but stands for a tuple of 1: there is 1 positional argument (x)
+  an argument passed by keyword (w) is mapped where in_dims is a dict
+Write instead:
+  vmap(loss, in_dims=0)
+""",
+    ),
+    "in_dims by name with other keys": (
+        lambda: lw.vmap(model, in_dims={"params": {"v": 0}, "x": 0})({"w": x}, x),
+        ValueError,
+        """
+vmap(model, in_dims={'params': {'v': 0}, 'x': 0})(params, x): in_dims is not compatible with the structure of `inputs`. in_dims has structure {'params': {'v': 0}, 'x': 0} but inputs has structure ({'w': *}, *)
+  in_dims['params'] has no entry for ['w'] and has an entry for ['v'], which is not there
+Write instead:
+  vmap(model, in_dims={'params': 0, 'x': 0})
+""",
+    ),
+    "an array of NumPy": (
+        lambda: lw.vmap(lambda x: x)(x.numpy()),
+        ValueError,
+        """
+vmap(f)(x): Got in_dim=0 for x, but it is of type <class 'numpy.ndarray'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f)(torch.as_tensor(x))
+""",
+    ),
+    "a list of numbers": (
+        lambda: lw.vmap(lambda x: x)([1.0, 2.0]),
+        ValueError,
+        """
+vmap(f)(x): Got in_dim=0 for x[0], but it is of type <class 'float'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f)(torch.as_tensor(x))
+""",
+    ),
+    "only a string": (
+        lambda: lw.vmap(lambda name: name)("net"),
+        ValueError,
+        """
+vmap(f)(name): Got in_dim=0 for name, but it is of type <class 'str'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f, in_dims=None, axis_size=3)  # three lanes, nothing mapped
+""",
+    ),
+    "only None": (
+        lambda: lw.vmap(lambda x: x)(None),
+        ValueError,
+        """
+vmap(f)(x): Expected at least one Tensor to vmap over: no argument is mapped
+Write instead:
+  vmap(f, in_dims=None, axis_size=3)  # three lanes, nothing mapped
+""",
+    ),
+    "one example": (
+        lambda: lw.vmap(torch.sin)(torch.tensor(1.0)),
+        ValueError,
+        """
+vmap(sin)(args[0]): Got in_dim=0 for args[0], which has dimensionality 0 (shape []): expected in_dim to satisfy -0 <= in_dim < 0
+Write instead:
+  sin(args[0])  # one example, which has no lanes
+""",
+    ),
+    "out_dims is a bool": (
+        lambda: lw.vmap(lambda x: x, out_dims=True)(x),
+        ValueError,
+        """
+vmap(f, out_dims=True)(x): `out_dims` must be an int, None or a python collection of ints representing where in the outputs the vmapped dimension should appear, but out_dims is True
+Write instead:
+  vmap(f, out_dims=0)
+""",
+    ),
+    "out_dims deeper than the result": (
+        lambda: lw.vmap(lambda x: x, out_dims=(0, 0))(x),
+        ValueError,
+        """
+vmap(f, ..., out_dims=(0, 0)): out_dims is not compatible with the structure of `outputs`. out_dims has structure (0, 0) but outputs has structure *
+  out_dims is a tuple, but stands for a single Tensor
+Write instead:
+  vmap(f, out_dims=0)
+""",
+    ),
+    "a result in some lanes": (
+        lambda: lw.vmap(lambda x: x if x.sum() > 4 else None)(steps),
+        RuntimeError,
+        """
+vmap: output: lanes return different types NoneType and Tensor, which no tensor can hold: lane 0 gives None, lane 2 gives a tensor [2]
+Write instead:
+  return a tensor or a number, or the same value from every branch
+  vmap(f, out_dims="list")(xs)  # or a list, one result for each lane
+""",
+    ),
     "in_dims too short": (
         lambda: lw.vmap(loss, in_dims=(0,))(x, x),
         ValueError,

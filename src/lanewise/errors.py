@@ -102,7 +102,12 @@ def _torch_folder() -> str:
     return os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
 
 
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
 def _is_users(name: str) -> bool:
+    if name.startswith(_STANDARD_LIBRARY) and "-packages" not in name:
+        return False
     return not name.startswith((_PACKAGE, _torch_folder(), "<frozen"))
 
 

@@ -43,7 +43,9 @@ class Call:
 
     def __str__(self) -> str:
         options = "".join(
-            f", {name}={value!r}" for name, value in self.options.items() if value is not None and value != 0
+            f", {name}={value!r}"
+            for name, value in self.options.items()
+            if value is not None and not (type(value) is int and value == 0)
         )
         given = self.arguments_text()
         if self.api in ("vjp", "jvp", "linearize"):

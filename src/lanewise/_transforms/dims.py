@@ -11,7 +11,7 @@ from lanewise._core.layouts import layout_of
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
 from lanewise._transforms.ragged import by_component
-from lanewise._transforms.suggested import leaf_names_of, mended, suggested
+from lanewise._transforms.suggested import any_mappable, leaf_names_of, mended, suggested, with_lanes
 from lanewise.errors import ArgumentError, DimensionError, TransformError, at_user_line
 
 
@@ -43,7 +43,12 @@ def check_in_dims(call: Call, in_dims: Any, axis_size: Any) -> None:
             at_user_line(
                 f"{call}: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of "
                 f"inputs, or a dict of argument names, got: {type(in_dims)}",
-                f"vmap({call.name}, {instead})",
+                f"vmap({call.name}, {instead})"
+                + (
+                    f"\nvmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped"
+                    if in_dims is None
+                    else ""
+                ),
             )
         )
 
@@ -53,7 +58,8 @@ def check_out_dims(call: Call, out_dims: Any) -> None:
     if type(out_dims) is int or out_dims is None:
         return
     for name, entry in zip(leaf_names(out_dims, "out_dims"), flatten(out_dims)[0], strict=True):
-        if entry is not None and not isinstance(entry, int) and entry not in ("list", "jagged"):
+        whole = isinstance(entry, int) and not isinstance(entry, bool)
+        if entry is not None and not whole and not (isinstance(entry, str) and entry in ("list", "jagged")):
             raise ArgumentError(
                 at_user_line(
                     f"{call}: `out_dims` must be an int, None or a python collection of ints representing where in the "
@@ -71,7 +77,9 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
             at_user_line(
                 f"{call}: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function "
                 "with no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them",
-                f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
+                f"vmap({call.name}, in_dims={{{', '.join(f'{name!r}: 0' for name in call.kwargs)}}})({given})"
+                if (given := call.arguments_text())
+                else f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
             )
         )
     if isinstance(in_dims, dict):
@@ -90,7 +98,7 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         if leaf is None:
             dims[position] = None
             continue
-        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or not leaf.dim():
+        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or isinstance(dim, bool) or not leaf.dim():
             raise _not_mappable(call, prefix, position)
         if (leaf.is_nested or leaf.layout is not torch.strided) and not by_component(leaf, dim):
             raise _not_mappable(call, prefix, position)
@@ -106,8 +114,8 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         raise ArgumentError(
             at_user_line(
                 f"{call}: Expected at least one Tensor to vmap over: no argument is mapped",
-                f"vmap({call.name}, in_dims={suggested(call)})\n"
-                f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped",
+                (f"vmap({call.name}, in_dims={suggested(call)})\n" if any_mappable(call) else "")
+                + f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped",
             )
         )
     return leaves, dims, spec, size
@@ -138,12 +146,14 @@ def _named(call: Call, in_dims: dict) -> tuple[Any, Any]:
 
 def _in_dims_mismatch(call: Call, in_dims: Any, prefix: tuple, mismatch: PrefixMismatch) -> ArgumentError:
     structure = repr(flatten(call.args)[1])
-    where = mismatch.path.removeprefix("[0]").removeprefix("[1]")
-    rows = ()
     if mismatch.path == "[0]":
-        rows = [f"in_dims {mismatch.why}: there are {len(call.args)} positional arguments ({call.arguments_text()})"]
+        names = call.argument_names()
+        count = "is 1 positional argument" if len(names) == 1 else f"are {len(names)} positional arguments"
+        rows = [f"in_dims {mismatch.why}: there {count} ({', '.join(names)})"]
+        if call.kwargs:
+            rows.append(f"an argument passed by keyword ({', '.join(call.kwargs)}) is mapped where in_dims is a dict")
     else:
-        rows = [f"in_dims{where} {mismatch.why}"]
+        rows = [f"in_dims{_entry_path(call, in_dims, mismatch.path)} {mismatch.why}"]
     return ArgumentError(
         at_user_line(
             f"{call}: in_dims is not compatible with the structure of `inputs`. in_dims has structure "
@@ -152,6 +162,15 @@ def _in_dims_mismatch(call: Call, in_dims: Any, prefix: tuple, mismatch: PrefixM
             rows,
         )
     )
+
+
+def _entry_path(call: Call, in_dims: Any, path: str) -> str:
+    """The path of an entry as `in_dims` was written, from that in the prefixes of `args` and `kwargs`."""
+    where = path.removeprefix("[0]").removeprefix("[1]")
+    if isinstance(in_dims, dict) and path.startswith("[0]"):
+        place, rest = where[1:].split("]", 1)
+        return f"[{call.argument_names()[int(place)]!r}]{rest}"
+    return where
 
 
 def _structure(prefix: Any) -> str:
@@ -163,11 +182,12 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
     """The error for one leaf that cannot be mapped as its entry says."""
     leaves, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
     name, leaf, dim = leaf_names_of(call, prefix)[position], leaves[position], dims[position]
-    instead = f"vmap({call.name}, in_dims={mended(call, prefix)[0]})"
-    if not isinstance(dim, int):
+    instead = with_lanes(call, name, leaf) or f"vmap({call.name}, in_dims={mended(call, prefix)[0]})"
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        hint = ": 0 for the first, None for no lanes" if isinstance(dim, bool) else ""
         return ArgumentError(
             at_user_line(
-                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None",
+                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None{hint}",
                 instead,
             )
         )

@@ -98,7 +98,7 @@ def suggested(call: Call, prefix: tuple | None = None, without: list[str] | None
             dim = given.get(name, 0)
             if not possible or dim is None:
                 return None
-            return dim if isinstance(dim, int) and -tree.dim() <= dim < tree.dim() else 0
+            return dim if type(dim) is int and -tree.dim() <= dim < tree.dim() else 0
         entries = [entry(name + step, item) for step, item in children]
         if all(e is None for e in entries):
             return None
@@ -116,3 +116,21 @@ def suggested(call: Call, prefix: tuple | None = None, without: list[str] | None
     if dims and all(e == dims[0] and isinstance(e, int) for e in dims):
         return repr(dims[0])
     return repr(tuple(dims))
+
+
+def any_mappable(call: Call) -> bool:
+    """Whether a tensor with dims is among the arguments."""
+    leaves, _ = flatten((call.args, call.kwargs))
+    return any(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves)
+
+
+def with_lanes(call: Call, name: str, leaf: Any) -> str:
+    """What to write where nothing can be mapped because of `leaf`; an empty string where something can be."""
+    if any_mappable(call):
+        return ""
+    if isinstance(leaf, Tensor):
+        return f"{call.name}({call.arguments_text()})  # one example, which has no lanes"
+    if isinstance(leaf, (int, float, complex)) or hasattr(leaf, "__array__"):
+        roots = [root for root in [*call.argument_names(), *call.kwargs] if name.startswith(root)]
+        return f"vmap({call.name})({call.arguments_text().replace(roots[0], f'torch.as_tensor({roots[0]})')})"
+    return f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped"
