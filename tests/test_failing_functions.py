@@ -1,11 +1,16 @@
 """What a call that raises leaves behind: running statistics as they were, no level, torch's names and states."""
 
+import os
+import sys
+
 import pytest
 import torch
 from torch import nn
 
+import lanewise
 from lanewise import grad, jacrev, jvp, vmap
-from lanewise._core.level import live_levels
+from lanewise._core.lanes import machine
+from lanewise._core.level import current_level, live_levels
 
 XS = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(1))
 
@@ -136,3 +141,71 @@ def test_states_are_put_back():
             call(f)
         assert not live_levels()
     assert modes == (torch.is_grad_enabled(), torch.get_default_dtype(), torch.empty, torch.is_inference_mode_enabled())
+
+
+# --- interrupts ------------------------------------------------------------------------------------------------------
+
+PACKAGE = os.path.dirname(lanewise.__file__) + os.sep
+
+
+def interrupted_at(run, number):
+    """Raise where a function of the library is called, or has called another, for the `number`-th time.
+
+    There Python looks for signals. Not at the entry of `__exit__`, which is lost to all context managers.
+    """
+    seen = 0
+
+    def watch(frame, event, arg):
+        nonlocal seen
+        code = frame.f_code
+        if event not in ("call", "c_return") or not code.co_filename.startswith(PACKAGE) or code.co_name[0] == "<":
+            return
+        if event == "call" and code.co_name == "__exit__":
+            return
+        seen += 1
+        if seen == number:
+            sys.setprofile(None)
+            raise Cancelled
+
+    sys.setprofile(watch)
+    try:
+        run()
+    except Cancelled:
+        pass
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def branching(x):
+    while x.sum() < 3:
+        x = x * 1.5
+    return x.sin() * float(x[1]) if x[0] > 1 else (x + torch.zeros(3)).cos()
+
+
+ROWS = torch.tensor([[0.5, 0.8, 0.1], [1.2, 0.3, 0.9], [0.2, 0.2, 0.4]])
+PROGRAMS = {
+    "vmap": lambda: vmap(lambda x: (x * 2).sin() + torch.zeros(3))(ROWS),
+    "vmap(grad)": lambda: vmap(grad(lambda x: x.sin().sum()))(ROWS),
+    "vmap(vmap)": lambda: vmap(vmap(lambda x: torch.tensor([1.0, 2.0]) * x))(ROWS),
+    "jvp": lambda: jvp(lambda x: x.sin() * 2, (ROWS,), (ROWS,)),
+    "jacrev": lambda: jacrev(lambda x: x.sin() * 2)(ROWS[0]),
+    "random": lambda: vmap(lambda x: x + torch.rand(3), randomness="different", chunk_size=2)(ROWS),
+    "branches": lambda: vmap(branching)(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_interrupt_leaves_no_state(name):
+    run = PROGRAMS[name]
+    run()
+    names = torch.empty, torch.tensor
+    calls = interrupted_at(run, -1)
+    assert calls > 50
+    for number in range(1, calls + 1, max(calls // 60, 1)):
+        interrupted_at(run, number)
+        assert not live_levels() and current_level() is None, number
+        assert machine.level is None and not machine.boundaries and not machine.together, number
+        assert torch.is_grad_enabled() and (torch.empty, torch.tensor) == names, number
+        assert type(torch.zeros(2) + 1) is torch.Tensor
+        machine.raised.clear()
