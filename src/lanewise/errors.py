@@ -203,26 +203,26 @@ def _is_own(code: types.CodeType) -> bool:
 # Code of torch that cannot work on a tensor of a plane, by where it is: what that means, and what helps.
 _PEERS = (
     (
-        "nn/attention/flex_attention.py",
+        ("nn/attention/flex_attention.py",),
         "flex_attention and its block masks use torch.func's own vmap, here on tensors of this transform. The two "
         "engines cannot be nested in this order",
         "F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # in place of flex_attention\n"
         "or call it outside, on tensors with all lanes",
     ),
     (
-        "_functorch/",
+        ("_functorch/apis.py", "_functorch/eager_transforms.py", "_functorch/vmap.py"),
         "a transform of torch.func is called here on tensors of this transform, in a way in which the two engines "
         "cannot be nested",
         "from lanewise import vmap, grad, vjp, jvp, jacrev, jacfwd, hessian, linearize  # that of the same name",
     ),
     (
-        "jit/_trace.py",
+        ("jit/_trace.py",),
         "torch.jit.trace records a function here, with tensors of this transform, whose values and lanes would become "
         "constants",
         "f(x)  # call the function itself, or one that was traced outside",
     ),
     (
-        "export/",
+        ("export/",),
         "torch.export records a function here, with tensors of this transform, which have no memory that it could "
         "describe",
         "f(x)  # call the function itself, or the module of a program that was exported outside",
