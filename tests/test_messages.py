@@ -653,7 +653,7 @@ Write instead:
         """
 vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function. cotangents: *, primal output: (*, *)
 Write instead:
-  vjp_fn((ct0, ct1))  # one argument: a tuple where f returns a tuple
+  vjp_fn((ct0, ct1))  # one argument, with the structure of what f returns
 """,
     ),
     "a cotangent of another shape": (
@@ -831,7 +831,122 @@ Write instead:
     ),
 }
 
-GROUPS = {"vmap": VMAP, "grad": GRAD, "vjp": VJP, "jacobian": JACOBIAN}
+MODULES = {
+    "functional_call: a module in place of its state": (
+        lambda: lw.functional_call(nn.Linear(2, 2), nn.Linear(2, 2), (x,)),
+        ValueError,
+        """
+functional_call: Expected parameter_and_buffer_dicts to be a dict, or a list/tuple of dicts, but got <class 'torch.nn.modules.linear.Linear'>
+Write instead:
+  functional_call(module, dict(module.named_parameters()), args)
+""",
+    ),
+    "functional_call: tensors in place of dicts": (
+        lambda: lw.functional_call(nn.Linear(2, 2), [x], (x,)),
+        ValueError,
+        """
+functional_call: Expected all elements of parameter_and_buffer_dicts to be dictionaries, but element 0 is a Tensor
+Write instead:
+  functional_call(module, (params, buffers), args)  # dicts by name
+""",
+    ),
+    "functional_call: other names": (
+        lambda: lw.functional_call(nn.Linear(2, 2), {"w": x}, (x,), strict=True),
+        RuntimeError,
+        """
+functional_call: Error(s) in reparametrizing for Linear:
+\tUnexpected key(s): 'w'.
+\tMissing key(s): 'bias', 'weight'.
+Write instead:
+  params = dict(module.named_parameters())  # and buffers: dict(module.named_buffers())
+""",
+    ),
+    "stack_module_state: no models": (
+        lambda: lw.stack_module_state([]),
+        RuntimeError,
+        """
+stack_module_state: Expected at least one model, got 0.
+Write instead:
+  stack_module_state([model_0, model_1])
+""",
+    ),
+    "stack_module_state: classes": (
+        lambda: lw.stack_module_state([nn.Linear(2, 2), nn.ReLU()]),
+        RuntimeError,
+        """
+stack_module_state: Expected all models to be of the same class, but models[0] is a Linear and models[1] a ReLU
+Write instead:
+  models = [Net() for _ in range(5)]  # of one class and one size
+""",
+    ),
+    "stack_module_state: modes": (
+        lambda: lw.stack_module_state([nn.Linear(2, 2), nn.Linear(2, 2).eval()]),
+        RuntimeError,
+        """
+stack_module_state: Expected all models to have the same training/eval mode, but the model is in eval mode in models[1] and not in models[0]
+Write instead:
+  for model in models: model.train()  # or model.eval()
+""",
+    ),
+}
+DERIVATIVES = {
+    "grad: keywords only": (
+        lambda: lw.grad(loss)(x=x, w=x),
+        RuntimeError,
+        """
+grad(loss)(x=x, w=w): Got argnum=0, but only 0 positional inputs. An argument passed by keyword cannot be differentiated
+Write instead:
+  grad(loss)(x, w)
+""",
+    ),
+    "grad: an array of NumPy": (
+        lambda: lw.grad(lambda x: x.sum())(x.numpy()),
+        ValueError,
+        """
+grad(f)(x): Thing passed to transform API must be Tensor, got <class 'numpy.ndarray'> for x
+Write instead:
+  x = torch.as_tensor(x)
+""",
+    ),
+    "vjp: two cotangents": (
+        lambda: lw.vjp(lambda x: {"y": x}, x)[1](x, x),
+        RuntimeError,
+        """
+vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function. cotangents: (*, *), primal output: {'y': *}
+Write instead:
+  vjp_fn({'y': ct})  # one argument, with the structure of what f returns
+""",
+    ),
+    "linearize: a tangent of another shape": (
+        lambda: lw.linearize(torch.sin, x)[1](x[0]),
+        RuntimeError,
+        """
+tangent:0 with shape torch.Size([2]) in flattened pytree doesn't match the shape torch.Size([3, 2]) of the corresponding primal.
+Write instead:
+  torch.ones([3, 2], dtype=torch.float32, device='cpu')  # for one
+""",
+    ),
+    "linearize: other arguments": (
+        lambda: lw.linearize(loss, x, x)[1](x),
+        RuntimeError,
+        """
+Expected the tangents (*,) to have the same argspec as the primals (*, *)
+Write instead:
+  jvp_fn(t0, t1)  # a tangent for each primal
+""",
+    ),
+    "jacfwd: random numbers": (
+        lambda: lw.jacfwd(lambda x: x * torch.rand(2))(x[0]),
+        RuntimeError,
+        """
+jacfwd: called random operation while in randomness error mode: aten::rand
+Write instead:
+  jacfwd(f, randomness="different")  # every direction draws its own numbers
+  jacfwd(f, randomness="same")       # all directions draw the same numbers
+""",
+    ),
+}
+GROUPS = {"modules": MODULES, "derivatives": DERIVATIVES, "vmap": VMAP, "grad": GRAD, "vjp": VJP, "jacobian": JACOBIAN}
 ALL = {f"{group}: {name}": row for group, rows in GROUPS.items() for name, row in rows.items()}
 
 
