@@ -385,6 +385,8 @@ def test_data_of_a_plain_tensor_takes_no_lanes():
             with pytest.raises(CapturedWriteError, match="would become the data of a tensor .3. made outside"):
                 call()
         assert torch.equal(plain.data, torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(CapturedWriteError):
+        vmap(lambda x: torch.ops.aten.set_data(target, x))(XS)
 
 
 def test_data_of_a_plain_tensor_takes_what_is_the_same_in_all_lanes():
