@@ -32,7 +32,7 @@ def make_fx(f, *args):
 
 WORKS = {
     "vmap": lambda x: peer.vmap(torch.sin)(x[:, None] * x),
-    "torch.vmap": lambda x: torch.vmap(lambda a, b: a @ b, in_dims=(0, None))(x[:, None] * x, x),
+    "torch.vmap": lambda x: torch.vmap(lambda a, b: a @ b)(x[:, None] * x, x[:, None] - x),
     "grad": peer.grad(s),
     "grad of a captured lane": lambda x: peer.grad(lambda y: (y * x).sin().sum())(W),
     "grad_and_value": lambda x: torch.cat([part.reshape(-1) for part in peer.grad_and_value(s)(x)]),
