@@ -452,7 +452,7 @@ _set_data = _torch_data.__set__
 
 def _set_plain_data(self: Tensor, new: Any) -> None:
     """`data` of a plain tensor, which cannot share the memory of a wrapper: it has none, and kernels would read it."""
-    while isinstance(new, Plane):
+    while isinstance(new, Plane) and not isinstance(self, Plane):
         sync(new)
         if new.level.lifted(new):
             raise CapturedWriteError(
