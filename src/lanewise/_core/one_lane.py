@@ -18,13 +18,14 @@ def failure_in_one_lane(level: Any, error: Exception, func: Any, args: tuple, kw
 
     It is that of the first lane in which the operation fails alone, if there is one.
     """
-    if func.namespace not in ("aten", "prims") or _lacks_memory(error):
-        return error
+    if func.namespace not in ("aten", "prims") or _lacks_memory(error) or isinstance(error, LanewiseError):
+        return error  # a rule may refuse what would crash a kernel
     found, lane = (error, 0) if is_random(func) else _first_failure(level, error, func, args, kwargs)
-    if isinstance(error, LanewiseError) and isinstance(error, type(found)):
-        return error
     if not isinstance(found, LanewiseError):
-        where = f" (lane {level.place[1] + lane})" if lane and level.own_size == level.size else ""
+        where = ""
+        if lane and level.own_size == level.size:
+            found.lanes = [level.place[1] + lane]  # type: ignore[attr-defined]
+            where = f" (lane {level.place[1] + lane})"
         note_at_user_line(found, f"{func}{where}, with the shapes of one example: {_told(func, args, kwargs)}")
     return found
 

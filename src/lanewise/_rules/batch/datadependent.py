@@ -164,9 +164,7 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def bincount(level, x, weights=None, minlength=0):
     """x [B, n], weights [B, n] -> how often each whole number occurs [B, m], the same m in all lanes"""
     if x.dim() != 1 or x.dtype not in _WHOLE or (weights is not None and weights.shape != x.shape):
-        raise TransformError(
-            at_user_line(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)} {x.dtype}")
-        )
+        raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)} {x.dtype}")
     values = level.expanded(x).long()
     floor = minlength
     if x.numel() and level.size:

@@ -51,13 +51,10 @@ def check_rank(op: OpOverload, x: Tensor, rank: int, single: bool = True) -> Non
     """Raise unless x is `[N, C, *sp]`, or a `single` `[C, *sp]`: lanes would be taken for a dim that is missing."""
     ranks = [rank + 1, rank + 2] if single else [rank + 2]
     if x.dim() not in ranks:
-        raise TransformError(
-            at_user_line(
-                f"vmap: {op}: Expected {' or '.join(f'{n}D' for n in ranks)} input, but in one lane it is "
-                f"{list(x.shape)}",
-                "x[None]  # or map over another dim",
-            )
-        )
+        text = f"{op}: Expected {' or '.join(f'{n}D' for n in ranks)} input, but in one lane it is {list(x.shape)}"
+        if "backward" in op.name():
+            raise TransformError(at_user_line(text))  # kernels do not check
+        raise RuntimeError(text)
 
 
 spatial(
