@@ -23,11 +23,12 @@ from lanewise._core.hooks import of_running, on_lanes
 from lanewise._core.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
+from lanewise._core.plain_data import torch_data
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
 from lanewise._torch_compat import current_graph_task_id, leave_to_python, node_number, set_grad_enabled
-from lanewise.errors import CapturedWriteError, LaneValueError, TransformError, at_user_line
+from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -446,27 +447,7 @@ def _number_text(level: Any, value: Any, spec: str) -> str:
     return list(places)[int(settle(level, level.wrap(rows)))]
 
 
-_torch_data: Any = Tensor.data
-_set_data = _torch_data.__set__
-
-
-def _set_plain_data(self: Tensor, new: Any) -> None:
-    """`data` of a plain tensor, which cannot share the memory of a wrapper: it has none, and kernels would read it."""
-    while isinstance(new, Plane) and not isinstance(self, Plane):
-        sync(new)
-        if new.level.lifted(new):
-            raise CapturedWriteError(
-                at_user_line(
-                    f"{new.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a "
-                    "Tensor `other` in extra_args that has more elements than `self`: a value of this level "
-                    f"{list(new.shape)} would become the data of a tensor {list(self.shape)} made outside the function",
-                    "functional_call(module, {'weight': weight}, x)  # in place of module.weight.data = weight",
-                )
-            )
-        new = new.value
-    _set_data(self, new)
-
-
+_set_data = torch_data.__set__
 _torch_detach: Any = Tensor.detach
 
 
@@ -513,9 +494,6 @@ def _to_dlpack(tensor: Any) -> Any:
 
 Tensor.detach = _detach_plain  # type: ignore[method-assign]
 Tensor.__deepcopy__ = _deepcopy_plain  # type: ignore[method-assign]
-Tensor.data = property(  # type: ignore[assignment]
-    _torch_data.__get__, _set_plain_data, _torch_data.__delete__, _torch_data.__doc__
-)
 torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
 
 for _method in (Surface.__getitem__, Surface.__setitem__):
