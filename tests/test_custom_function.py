@@ -812,20 +812,39 @@ def test_running_per_lane_is_said_once():
     vmap(Slow.apply, in_dims=(0, None))(xs, w)
 
 
-def test_what_lanes_keep_must_fit():
-    class Ragged(Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.choice = int(x.argmax())
-            return x * ctx.choice
+class Positive(Function):
+    @staticmethod
+    def forward(ctx, x):
+        positive = torch.from_numpy(x.detach().numpy()[x.detach().numpy() > 0])
+        ctx.save_for_backward(positive)
+        return x * 2
 
-        @staticmethod
-        def backward(ctx, g):
-            return g * ctx.choice
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
 
-    xs = torch.eye(3)
-    with pytest.warns(errors.SlowPathWarning), pytest.raises(RuntimeError, match="what it keeps on ctx differs"):
-        vmap(Ragged.apply)(xs)
+
+class Sometimes(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(*[x] * int(x[0] > 0))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+@pytest.mark.parametrize(
+    "function, text",
+    [
+        (Positive, "the tensors it keeps on ctx have different shapes"),
+        (Sometimes, "other tensors on ctx in some lanes"),
+    ],
+)
+def test_tensors_that_lanes_keep_must_fit(function, text):
+    with pytest.warns(errors.SlowPathWarning), pytest.raises(RuntimeError, match=text):
+        vmap(function.apply)(torch.tensor([[1.0, 1.0], [-1.0, 1.0]]))
 
 
 def test_escaped_argument():

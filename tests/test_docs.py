@@ -79,3 +79,10 @@ def test_a_public_name_is_documented(name):
 def test_links_inside_the_repository_exist(page):
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_version_stands_in_one_place():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", lanewise.__version__)
+    assert f"\n## {lanewise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project and 'path = "src/lanewise/__init__.py"' in project

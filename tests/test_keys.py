@@ -297,3 +297,20 @@ def test_messages(name):
     assert (
         first == text and line.startswith(f"  at {__file__}:") and write == "Write instead:" and code == f"  {instead}"
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: random.key(int(x[0] > 0)),
+        lambda x: random.key(-int(x[0] * 1e15)),
+        lambda x: random.fold_in(KEY, int(x[0] * 100)),
+        lambda x: random.normal(random.key(x[1].long().item()), (3,)),
+        lambda x: random.split(KEY, 2 + int(x[0] > 0))[1],
+    ],
+)
+def test_numbers_that_differ_from_lane_to_lane(make):
+    xs = torch.tensor([[1.0, 3.0], [-2.0, 4.0], [0.5, 3.0]])
+    want = torch.stack([make(x) for x in xs])
+    assert torch.equal(vmap(make)(xs), want)
+    assert torch.equal(vmap(vmap(make))(xs[:, None])[:, 0], want)

@@ -48,6 +48,138 @@ Write instead:
   vmap(loss, axis_size=3)()  # three lanes, no inputs
 """,
     ),
+    "in_dim is a bool": (
+        lambda: lw.vmap(loss, in_dims=(True, None))(x, y[0]),
+        ValueError,
+        """
+vmap(loss, in_dims=(True, None))(x, w): Got in_dim=True for x, but in_dim must be either an integer dimension or None: 0 for the first, None for no lanes
+Write instead:
+  vmap(loss, in_dims=(0, None))
+""",
+    ),
+    "in_dims is None": (
+        lambda: lw.vmap(loss, in_dims=None)(x, x),
+        ValueError,
+        """
+vmap(loss)(x, w): expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, or a dict of argument names, got: <class 'NoneType'>
+Write instead:
+  vmap(loss, in_dims=0)
+  vmap(loss, in_dims=None, axis_size=3)  # three lanes, nothing mapped
+""",
+    ),
+    "in_dims is a tensor": (
+        lambda: lw.vmap(loss, in_dims=torch.tensor(0))(x, x),
+        ValueError,
+        """
+vmap(loss, in_dims=tensor(0))(x, w): expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, or a dict of argument names, got: <class 'torch.Tensor'>
+Write instead:
+  vmap(loss, in_dims=0)
+""",
+    ),
+    "keywords only": (
+        lambda: lw.vmap(loss)(x=x, w=x),
+        ValueError,
+        """
+vmap(loss)(x=x, w=w): got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them
+Write instead:
+  vmap(loss, in_dims={'x': 0, 'w': 0})(x=x, w=w)
+""",
+    ),
+    "an entry for a keyword": (
+        lambda: lw.vmap(loss, in_dims=(0, 0))(x, w=x),
+        ValueError,
+        """
+vmap(loss, in_dims=(0, 0))(x, w=w): in_dims is not compatible with the structure of `inputs`. in_dims has structure (0, 0) but inputs has structure (*,)
+  in_dims is a tuple of 2, but stands for a tuple of 1: there is 1 positional argument (x)
+  an argument passed by keyword (w) is mapped where in_dims is a dict
+Write instead:
+  vmap(loss, in_dims=0)
+""",
+    ),
+    "in_dims by name with other keys": (
+        lambda: lw.vmap(model, in_dims={"params": {"v": 0}, "x": 0})({"w": x}, x),
+        ValueError,
+        """
+vmap(model, in_dims={'params': {'v': 0}, 'x': 0})(params, x): in_dims is not compatible with the structure of `inputs`. in_dims has structure {'params': {'v': 0}, 'x': 0} but inputs has structure ({'w': *}, *)
+  in_dims['params'] has no entry for ['w'] and has an entry for ['v'], which is not there
+Write instead:
+  vmap(model, in_dims={'params': 0, 'x': 0})
+""",
+    ),
+    "an array of NumPy": (
+        lambda: lw.vmap(lambda x: x)(x.numpy()),
+        ValueError,
+        """
+vmap(f)(x): Got in_dim=0 for x, but it is of type <class 'numpy.ndarray'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f)(torch.as_tensor(x))
+""",
+    ),
+    "a list of numbers": (
+        lambda: lw.vmap(lambda x: x)([1.0, 2.0]),
+        ValueError,
+        """
+vmap(f)(x): Got in_dim=0 for x[0], but it is of type <class 'float'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f)(torch.as_tensor(x))
+""",
+    ),
+    "only a string": (
+        lambda: lw.vmap(lambda name: name)("net"),
+        ValueError,
+        """
+vmap(f)(name): Got in_dim=0 for name, but it is of type <class 'str'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f, in_dims=None, axis_size=3)  # three lanes, nothing mapped
+""",
+    ),
+    "only None": (
+        lambda: lw.vmap(lambda x: x)(None),
+        ValueError,
+        """
+vmap(f)(x): Expected at least one Tensor to vmap over: no argument is mapped
+Write instead:
+  vmap(f, in_dims=None, axis_size=3)  # three lanes, nothing mapped
+""",
+    ),
+    "one example": (
+        lambda: lw.vmap(torch.sin)(torch.tensor(1.0)),
+        ValueError,
+        """
+vmap(sin)(args[0]): Got in_dim=0 for args[0], which has dimensionality 0 (shape []): expected in_dim to satisfy -0 <= in_dim < 0
+Write instead:
+  sin(args[0])  # one example, which has no lanes
+""",
+    ),
+    "out_dims is a bool": (
+        lambda: lw.vmap(lambda x: x, out_dims=True)(x),
+        ValueError,
+        """
+vmap(f, out_dims=True)(x): `out_dims` must be an int, None or a python collection of ints representing where in the outputs the vmapped dimension should appear, but out_dims is True
+Write instead:
+  vmap(f, out_dims=0)
+""",
+    ),
+    "out_dims deeper than the result": (
+        lambda: lw.vmap(lambda x: x, out_dims=(0, 0))(x),
+        ValueError,
+        """
+vmap(f, ..., out_dims=(0, 0)): out_dims is not compatible with the structure of `outputs`. out_dims has structure (0, 0) but outputs has structure *
+  out_dims is a tuple, but stands for a single Tensor
+Write instead:
+  vmap(f, out_dims=0)
+""",
+    ),
+    "a result in some lanes": (
+        lambda: lw.vmap(lambda x: x if x.sum() > 4 else None)(steps),
+        RuntimeError,
+        """
+vmap: output: lanes return different types NoneType and Tensor, which no tensor can hold: lane 0 gives None, lane 2 gives a tensor [2]
+Write instead:
+  return a tensor or a number, or the same value from every branch
+  vmap(f, out_dims="list")(xs)  # or a list, one result for each lane
+""",
+    ),
     "in_dims too short": (
         lambda: lw.vmap(loss, in_dims=(0,))(x, x),
         ValueError,
@@ -151,6 +283,77 @@ vmap(loss)(x, w): Expected all tensors to have the same size in the mapped dimen
   w: shape [4, 2], dim 0 of size 4
 Write instead:
   vmap(loss, in_dims=(0, None))  # if w is the same for all
+""",
+    ),
+    "a dict of parameters is mapped": (
+        lambda: lw.vmap(model)({"w": y[0], "b": [x, x[:1]]}, y),
+        ValueError,
+        """
+vmap(model)(params, x): Expected all tensors to have the same size in the mapped dimension, got sizes [2, 3, 1, 4] for the mapped dimension
+  params['w']: shape [2], dim 0 of size 2
+  params['b'][0]: shape [3, 2], dim 0 of size 3
+  params['b'][1]: shape [1, 2], dim 0 of size 1
+  x: shape [4, 2], dim 0 of size 4
+Write instead:
+  vmap(model, in_dims=(None, 0))  # if params is the same for all
+""",
+    ),
+    "the size of a parameter is that of a layer": (
+        lambda: lw.vmap(model)({"w": x, "b": x, "c": y}, y),
+        ValueError,
+        """
+vmap(model)(params, x): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 3, 4, 4] for the mapped dimension
+  params['w']: shape [3, 2], dim 0 of size 3
+  params['b']: shape [3, 2], dim 0 of size 3
+  params['c']: shape [4, 2], dim 0 of size 4
+  x: shape [4, 2], dim 0 of size 4
+Write instead:
+  vmap(model, in_dims=(None, 0))  # if params is the same for all
+""",
+    ),
+    "a dict of parameters with a number is mapped": (
+        lambda: lw.vmap(model)({"w": x, "scale": torch.tensor(1.0)}, y),
+        ValueError,
+        """
+vmap(model)(params, x): Got in_dim=0 for params['scale'], which has dimensionality 0 (shape []): expected in_dim to satisfy -0 <= in_dim < 0
+Write instead:
+  vmap(model, in_dims=(None, 0))
+""",
+    ),
+    "one example for many parameters": (
+        lambda: lw.vmap(model)({"w": x, "b": x}, y[0]),
+        ValueError,
+        """
+vmap(model)(params, x): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 3, 2] for the mapped dimension
+  params['w']: shape [3, 2], dim 0 of size 3
+  params['b']: shape [3, 2], dim 0 of size 3
+  x: shape [2], dim 0 of size 2
+Write instead:
+  vmap(model, in_dims=(0, None))  # if x is the same for all
+""",
+    ),
+    "two of three sizes differ": (
+        lambda: lw.vmap(lambda a, b, c: a)({"w": x, "b": y}, x, y[:2]),
+        ValueError,
+        """
+vmap(f)(a, b, c): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 4, 3, 2] for the mapped dimension
+  a['w']: shape [3, 2], dim 0 of size 3
+  a['b']: shape [4, 2], dim 0 of size 4
+  b: shape [3, 2], dim 0 of size 3
+  c: shape [2, 2], dim 0 of size 2
+Write instead:
+  vmap(f, in_dims=(None, 0, None))  # if a and c are the same for all
+""",
+    ),
+    "sizes of named arguments differ": (
+        lambda: lw.vmap(loss, in_dims={"x": 0, "w": 0})(x, w=y),
+        ValueError,
+        """
+vmap(loss, in_dims={'x': 0, 'w': 0})(x, w=w): Expected all tensors to have the same size in the mapped dimension, got sizes [3, 4] for the mapped dimension
+  x: shape [3, 2], dim 0 of size 3
+  w: shape [4, 2], dim 0 of size 4
+Write instead:
+  vmap(loss, in_dims={'x': 0})  # if w is the same for all
 """,
     ),
     "sizes differ inside a dict": (
@@ -450,7 +653,7 @@ Write instead:
         """
 vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function. cotangents: *, primal output: (*, *)
 Write instead:
-  vjp_fn((ct0, ct1))  # one argument: a tuple where f returns a tuple
+  vjp_fn((ct0, ct1))  # one argument, with the structure of what f returns
 """,
     ),
     "a cotangent of another shape": (
@@ -628,7 +831,122 @@ Write instead:
     ),
 }
 
-GROUPS = {"vmap": VMAP, "grad": GRAD, "vjp": VJP, "jacobian": JACOBIAN}
+MODULES = {
+    "functional_call: a module in place of its state": (
+        lambda: lw.functional_call(nn.Linear(2, 2), nn.Linear(2, 2), (x,)),
+        ValueError,
+        """
+functional_call: Expected parameter_and_buffer_dicts to be a dict, or a list/tuple of dicts, but got <class 'torch.nn.modules.linear.Linear'>
+Write instead:
+  functional_call(module, dict(module.named_parameters()), args)
+""",
+    ),
+    "functional_call: tensors in place of dicts": (
+        lambda: lw.functional_call(nn.Linear(2, 2), [x], (x,)),
+        ValueError,
+        """
+functional_call: Expected all elements of parameter_and_buffer_dicts to be dictionaries, but element 0 is a Tensor
+Write instead:
+  functional_call(module, (params, buffers), args)  # dicts by name
+""",
+    ),
+    "functional_call: other names": (
+        lambda: lw.functional_call(nn.Linear(2, 2), {"w": x}, (x,), strict=True),
+        RuntimeError,
+        """
+functional_call: Error(s) in reparametrizing for Linear:
+\tUnexpected key(s): 'w'.
+\tMissing key(s): 'bias', 'weight'.
+Write instead:
+  params = dict(module.named_parameters())  # and buffers: dict(module.named_buffers())
+""",
+    ),
+    "stack_module_state: no models": (
+        lambda: lw.stack_module_state([]),
+        RuntimeError,
+        """
+stack_module_state: Expected at least one model, got 0.
+Write instead:
+  stack_module_state([model_0, model_1])
+""",
+    ),
+    "stack_module_state: classes": (
+        lambda: lw.stack_module_state([nn.Linear(2, 2), nn.ReLU()]),
+        RuntimeError,
+        """
+stack_module_state: Expected all models to be of the same class, but models[0] is a Linear and models[1] a ReLU
+Write instead:
+  models = [Net() for _ in range(5)]  # of one class and one size
+""",
+    ),
+    "stack_module_state: modes": (
+        lambda: lw.stack_module_state([nn.Linear(2, 2), nn.Linear(2, 2).eval()]),
+        RuntimeError,
+        """
+stack_module_state: Expected all models to have the same training/eval mode, but the model is in eval mode in models[1] and not in models[0]
+Write instead:
+  for model in models: model.train()  # or model.eval()
+""",
+    ),
+}
+DERIVATIVES = {
+    "grad: keywords only": (
+        lambda: lw.grad(loss)(x=x, w=x),
+        RuntimeError,
+        """
+grad(loss)(x=x, w=w): Got argnum=0, but only 0 positional inputs. An argument passed by keyword cannot be differentiated
+Write instead:
+  grad(loss)(x, w)
+""",
+    ),
+    "grad: an array of NumPy": (
+        lambda: lw.grad(lambda x: x.sum())(x.numpy()),
+        ValueError,
+        """
+grad(f)(x): Thing passed to transform API must be Tensor, got <class 'numpy.ndarray'> for x
+Write instead:
+  x = torch.as_tensor(x)
+""",
+    ),
+    "vjp: two cotangents": (
+        lambda: lw.vjp(lambda x: {"y": x}, x)[1](x, x),
+        RuntimeError,
+        """
+vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function. cotangents: (*, *), primal output: {'y': *}
+Write instead:
+  vjp_fn({'y': ct})  # one argument, with the structure of what f returns
+""",
+    ),
+    "linearize: a tangent of another shape": (
+        lambda: lw.linearize(torch.sin, x)[1](x[0]),
+        RuntimeError,
+        """
+tangent:0 with shape torch.Size([2]) in flattened pytree doesn't match the shape torch.Size([3, 2]) of the corresponding primal.
+Write instead:
+  torch.ones([3, 2], dtype=torch.float32, device='cpu')  # for one
+""",
+    ),
+    "linearize: other arguments": (
+        lambda: lw.linearize(loss, x, x)[1](x),
+        RuntimeError,
+        """
+Expected the tangents (*,) to have the same argspec as the primals (*, *)
+Write instead:
+  jvp_fn(t0, t1)  # a tangent for each primal
+""",
+    ),
+    "jacfwd: random numbers": (
+        lambda: lw.jacfwd(lambda x: x * torch.rand(2))(x[0]),
+        RuntimeError,
+        """
+jacfwd: called random operation while in randomness error mode: aten::rand
+Write instead:
+  jacfwd(f, randomness="different")  # every direction draws its own numbers
+  jacfwd(f, randomness="same")       # all directions draw the same numbers
+""",
+    ),
+}
+GROUPS = {"modules": MODULES, "derivatives": DERIVATIVES, "vmap": VMAP, "grad": GRAD, "vjp": VJP, "jacobian": JACOBIAN}
 ALL = {f"{group}: {name}": row for group, rows in GROUPS.items() for name, row in rows.items()}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lanewise import grad, jacrev, jvp, vmap
-from lanewise.errors import EscapedTensorError, LaneValueError
+from lanewise.errors import CapturedWriteError, EscapedTensorError, LaneValueError
 from tests.oracles import assert_same, loop_vmap
 
 XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -363,3 +363,57 @@ def test_plain_tensors_stay_what_they_are():
     # A method put in the place of one of torch's may make a tensor a sequence to Python, with which torch.tensor fails.
     x = torch.tensor(2.0)
     assert torch.equal(torch.tensor([[x, -x], [x, x]]), torch.tensor([[2.0, -2.0], [2.0, 2.0]]))
+
+
+# --- the data of plain tensors ---------------------------------------------------------------------------------------
+
+
+def test_data_of_a_plain_tensor_takes_no_lanes():
+    """It would have the memory of a wrapper, which is none, and a kernel crashed."""
+    target, parameter = torch.zeros(3, dtype=torch.float64), nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    for plain in (target, parameter):
+
+        def f(x, plain=plain):
+            plain.data = x
+            return plain + 1
+
+        for call in (
+            lambda f=f: vmap(f)(XS),
+            lambda f=f: jvp(f, (XS[0],), (XS[0],)),
+            lambda f=f: vmap(vmap(f))(XS[None]),
+        ):
+            with pytest.raises(CapturedWriteError, match="would become the data of a tensor .3. made outside"):
+                call()
+        assert torch.equal(plain.data, torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(CapturedWriteError):
+        vmap(lambda x: torch.ops.aten.set_data(target, x))(XS)
+
+
+def test_data_of_a_plain_tensor_takes_what_is_the_same_in_all_lanes():
+    for call in (
+        lambda f: vmap(f)(XS),
+        lambda f: jvp(f, (XS[0],), (XS[0],))[0],
+        lambda f: grad(lambda x: f(x).sum())(XS[0]),
+    ):
+        module = nn.Linear(3, 2)
+        weight = module.weight.detach().clone()
+
+        def f(x, module=module):
+            module.double()  # sets the data of its parameters
+            module.weight.data = torch.ones(2, 3, dtype=torch.float64) * module.weight.data
+            return module(x)
+
+        call(f)
+        assert module.weight.dtype is torch.float64 and type(module.weight.data) is torch.Tensor
+        torch.testing.assert_close(module.weight.detach(), weight.double())
+        module(XS[0])
+
+
+def test_data_outside_is_as_it_was():
+    plain, other = torch.zeros(3), torch.ones(3)
+    plain.data = other
+    assert plain.data_ptr() == other.data_ptr() and torch.Tensor.data.__doc__ is not None
+    with pytest.raises(TypeError):
+        plain.data = 3
+    with pytest.raises(RuntimeError):
+        del plain.data

@@ -102,7 +102,12 @@ def _torch_folder() -> str:
     return os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
 
 
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
 def _is_users(name: str) -> bool:
+    if name.startswith(_STANDARD_LIBRARY) and "-packages" not in name:
+        return False
     return not name.startswith((_PACKAGE, _torch_folder(), "<frozen"))
 
 
@@ -141,6 +146,12 @@ def at_user_line(text: str, instead: str = "", rows: Sequence[str] = ()) -> str:
     if instead:
         parts.append("Write instead:\n" + "\n".join("  " + row for row in instead.splitlines()))
     return "\n".join(parts)
+
+
+def note_at_user_line(error: Exception, text: str) -> None:
+    """Add `text` and the user's line to an error of torch that has no note yet; Python has them from 3.11 on."""
+    if hasattr(error, "add_note") and not getattr(error, "__notes__", None):
+        error.add_note(at_user_line(f"lanewise: {text}"))  # type: ignore[attr-defined]
 
 
 def warn_at_user_line(warning: Warning) -> None:
@@ -189,41 +200,91 @@ def _is_own(code: types.CodeType) -> bool:
     return code.co_filename.startswith(_PACKAGE) or (code.co_name == "<lambda>" and code.co_varnames[:1] == ("_lw_a0",))
 
 
-# What torch says where a kernel, or its own transforms, come upon a tensor of a plane; what that means, and what helps.
-_INTERNALS = (
+# Code of torch that cannot work on a tensor of a plane, by where it is: what that means, and what helps.
+_PEERS = (
     (
-        "gen_vmap_plumbing",
-        "code of torch that is called here (flex_attention and its block masks do so) uses torch.func's own vmap on "
-        "tensors of this transform. The two engines cannot be nested in this order",
+        ("nn/attention/flex_attention.py",),
+        "flex_attention and its block masks use torch.func's own vmap, here on tensors of this transform. The two "
+        "engines cannot be nested in this order",
         "F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # in place of flex_attention\n"
         "or call it outside, on tensors with all lanes",
     ),
     (
-        "data is not allocated yet",
-        "a kernel of torch reads the memory of a tensor of this transform, which has none of its own",
-        "x.contiguous()  # a strided tensor in place of a sparse one; or call it outside the transform",
+        ("_functorch/apis.py", "_functorch/eager_transforms.py", "_functorch/vmap.py"),
+        "a transform of torch.func is called here on tensors of this transform, in a way in which the two engines "
+        "cannot be nested",
+        "from lanewise import vmap, grad, vjp, jvp, jacrev, jacfwd, hessian, linearize  # that of the same name",
     ),
     (
-        "Cannot access data pointer of Tensor (e.g.",
-        "a kernel of torch reads the memory of a tensor of this transform, which has none of its own",
-        "x.contiguous()  # a strided tensor in place of a sparse one; or call it outside the transform",
+        ("jit/_trace.py",),
+        "torch.jit.trace records a function here, with tensors of this transform, whose values and lanes would become "
+        "constants",
+        "f(x)  # call the function itself, or one that was traced outside",
     ),
+    (
+        ("export/",),
+        "torch.export records a function here, with tensors of this transform, which have no memory that it could "
+        "describe",
+        "f(x)  # call the function itself, or the module of a program that was exported outside",
+    ),
+)
+
+# What torch says where a kernel, or its own transforms, come upon a tensor of a plane.
+_MEMORY = ("data is not allocated yet", "Cannot access data pointer of Tensor (e.g.")
+_INTERNALS = (
+    *_MEMORY,
+    "gen_vmap_plumbing",
+    "that would mutate a captured Tensor",
+    "NYI: querying is_contiguous inside of vmap",
+    "Cannot access data pointer of Tensor that doesn't have storage",
+    "INTERNAL ASSERT FAILED",
+)
+_READS = (
+    "a kernel of torch reads the memory of a tensor of this transform, which has none of its own",
+    "x.contiguous()  # a strided tensor in place of a sparse one; or call it outside the transform",
 )
 
 
 def reads_memory(error: BaseException) -> bool:
     """Whether a kernel of torch asked for the memory of a tensor that has none of its own."""
-    return type(error) is RuntimeError and any(phrase in str(error) for phrase, *_ in _INTERNALS[1:])
+    return type(error) is RuntimeError and any(phrase in str(error) for phrase in _MEMORY)
 
 
 def explained(error: BaseException | None, level: object) -> TransformError | None:
     """What an error of torch's internals that ends a transform means, None for any other error."""
-    if type(error) is not RuntimeError:
+    if not isinstance(error, Exception) or (isinstance(error, LanewiseError) and not isinstance(error, LaneValueError)):
         return None
-    for phrase, meaning, instead in _INTERNALS:
-        if phrase in str(error):
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-            where = f"\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-            rows = "\n".join("  " + row for row in instead.splitlines())
-            return TransformError(f"{level!r}: {meaning}{where}\nWrite instead:\n{rows}")
-    return None
+    internal = type(error) is RuntimeError and any(phrase in str(error) for phrase in _INTERNALS)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    folder = _torch_folder()
+    if not internal:
+        # An error of the user's own code, called by torch, is the user's.
+        last = max((i for i, name in enumerate(files) if _is_users(name)), default=-1)
+        files = files[last + 1 :]
+    called = [name.removeprefix(folder).replace(os.sep, "/") for name in files if name.startswith(folder)]
+    for where, meaning, instead in _PEERS:
+        if any(name.startswith(where) for name in called):
+            return _meaning(error, level, meaning, instead)
+    return _meaning(error, level, *_READS) if reads_memory(error) else None
+
+
+def check_not_linearized() -> None:
+    """Raise inside torch.func's `linearize`, which takes tensors of a plane for constants, and gives wrong tangents."""
+    frame, depth = sys._getframe(1), 8
+    while frame is not None and depth:
+        code = frame.f_code
+        if code.co_name == "linearize" and code.co_filename.startswith(_torch_folder()):
+            raise TransformError(
+                at_user_line(
+                    f"torch.func.linearize: {_PEERS[1][1]}",
+                    "from lanewise import linearize  # with the same arguments",
+                )
+            )
+        frame, depth = frame.f_back, depth - 1
+
+
+def _meaning(error: Exception, level: object, meaning: str, instead: str) -> TransformError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    where = f"\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    rows = "\n".join("  " + row for row in instead.splitlines())
+    return TransformError(f"{level!r}: {meaning}{where}\nWrite instead:\n{rows}")

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from lanewise._control.callees import fn
 from lanewise._torch_compat import BatchNormBase, forget_parametrized
-from lanewise.errors import ArgumentError, TransformError
+from lanewise.errors import ArgumentError, TransformError, at_user_line
 
 _ABSENT = object()
 
@@ -57,10 +57,18 @@ def functional_call(
         tensor([11.5000])
     """
     if isinstance(module, torch.jit.ScriptModule):
-        raise TransformError("functional_call: The stateless API can't be used with Jitted modules; pass the eager one")
+        raise TransformError(
+            at_user_line(
+                "functional_call: The stateless API can't be used with Jitted modules; pass the eager one",
+                "functional_call(eager_module, params, args)",
+            )
+        )
     if isinstance(module, nn.DataParallel):
         raise TransformError(
-            "functional_call: The stateless API can't be used with nn.DataParallel module; pass `module.module`"
+            at_user_line(
+                "functional_call: The stateless API can't be used with nn.DataParallel module; pass `module.module`",
+                "functional_call(module.module, params, args)",
+            )
         )
     dicts = _disjoint_dicts(parameter_and_buffer_dicts)
     values = {name: value for given in dicts for name, value in given.items()}
@@ -106,14 +114,22 @@ def stack_module_state(models: Sequence[nn.Module] | nn.ModuleList) -> tuple[dic
         >>> vmap(run, in_dims=(0, 0, None))(params, buffers, torch.ones(4, 3)).shape
         torch.Size([5, 4, 2])
     """
+    if not (hasattr(models, "__len__") and hasattr(models, "__getitem__")):
+        raise TypeError(
+            at_user_line(
+                f"stack_module_state: Expected a list of models, got a {type(models).__qualname__}",
+                "stack_module_state([model])" if isinstance(models, nn.Module) else "stack_module_state(list(models))",
+            )
+        )
     if len(models) == 0:
-        raise TransformError("stack_module_state: Expected at least one model, got 0.")
+        raise _not_alike("Expected at least one model, got 0.", "stack_module_state([model_0, model_1])")
     first = models[0]
     for number, model in enumerate(models):
         if type(model) is not type(first):
-            raise TransformError(
-                "stack_module_state: Expected all models to be of the same class, but models[0] is a "
-                f"{type(first).__qualname__} and models[{number}] a {type(model).__qualname__}"
+            raise _not_alike(
+                f"Expected all models to be of the same class, but models[0] is a {type(first).__qualname__} and "
+                f"models[{number}] a {type(model).__qualname__}",
+                _LIKE,
             )
         _check_same_mode(first, model, number)
     params = _stacked([dict(model.named_parameters()) for model in models])
@@ -284,21 +300,30 @@ def _disjoint_dicts(given: Any) -> Sequence[dict[str, Tensor]]:
         return (given,)
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ArgumentError(
-            "functional_call: Expected parameter_and_buffer_dicts to be a dict, or a list/tuple of dicts, "
-            f"but got {type(given)}"
+            at_user_line(
+                "functional_call: Expected parameter_and_buffer_dicts to be a dict, or a list/tuple of dicts, "
+                f"but got {type(given)}",
+                "functional_call(module, dict(module.named_parameters()), args)",
+            )
         )
     for number, part in enumerate(given):
         if not isinstance(part, dict):
             raise ArgumentError(
-                "functional_call: Expected all elements of parameter_and_buffer_dicts to be dictionaries, but element "
-                f"{number} is a {type(part).__name__}"
+                at_user_line(
+                    "functional_call: Expected all elements of parameter_and_buffer_dicts to be dictionaries, but "
+                    f"element {number} is a {type(part).__name__}",
+                    "functional_call(module, (params, buffers), args)  # dicts by name",
+                )
             )
     names = [name for part in given for name in part]
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
         raise ArgumentError(
-            f"functional_call: {repeated} appeared in multiple dictionaries; behavior of functional call is ambiguous. "
-            "Give each name once"
+            at_user_line(
+                f"functional_call: {repeated} appeared in multiple dictionaries; behavior of functional call is "
+                "ambiguous. Give each name once",
+                "functional_call(module, {**params, **buffers}, args)  # the last one counts",
+            )
         )
     return given
 
@@ -320,8 +345,11 @@ def _with_tied_names(module: nn.Module, values: dict[str, Tensor]) -> dict[str, 
             continue
         if any(values[name] is not values[given[0]] for name in given):
             raise ArgumentError(
-                f"functional_call got multiple values for keys {sorted(names)}, which are tied. Consider using "
-                "tie_weights=False, or give one of them"
+                at_user_line(
+                    f"functional_call got multiple values for keys {sorted(names)}, which are tied. Consider using "
+                    "tie_weights=False, or give one of them",
+                    "functional_call(module, params, args, tie_weights=False)",
+                )
             )
         result.update(dict.fromkeys(names, values[given[0]]))
     return result
@@ -336,8 +364,18 @@ def _check_names(module: nn.Module, values: dict[str, Tensor]) -> None:
     ]
     if problems:
         raise TransformError(
-            f"functional_call: Error(s) in reparametrizing for {module._get_name()}:\n\t" + "\n\t".join(problems)
+            at_user_line(
+                f"functional_call: Error(s) in reparametrizing for {module._get_name()}:\n\t" + "\n\t".join(problems),
+                "params = dict(module.named_parameters())  # and buffers: dict(module.named_buffers())",
+            )
         )
+
+
+_LIKE = "models = [Net() for _ in range(5)]  # of one class and one size"
+
+
+def _not_alike(why: str, instead: str) -> TransformError:
+    return TransformError(at_user_line(f"stack_module_state: {why}", instead))
 
 
 def _check_same_mode(first: nn.Module, model: nn.Module, number: int) -> None:
@@ -345,9 +383,10 @@ def _check_same_mode(first: nn.Module, model: nn.Module, number: int) -> None:
     for name, part in model.named_modules():
         if modes.get(name, part.training) != part.training:
             where = f"submodule {name!r}" if name else "the model"
-            raise TransformError(
-                f"stack_module_state: Expected all models to have the same training/eval mode, but {where} is in "
-                f"{'training' if part.training else 'eval'} mode in models[{number}] and not in models[0]"
+            raise _not_alike(
+                f"Expected all models to have the same training/eval mode, but {where} is in "
+                f"{'training' if part.training else 'eval'} mode in models[{number}] and not in models[0]",
+                "for model in models: model.train()  # or model.eval()",
             )
 
 
@@ -355,9 +394,10 @@ def _stacked(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     first = states[0]
     for number, state in enumerate(states):
         if state.keys() != first.keys():
-            raise TransformError(
-                "stack_module_state: Expected all models to have the same parameters and buffers, but models[0] and "
-                f"models[{number}] differ in {sorted(state.keys() ^ first.keys())}"
+            raise _not_alike(
+                f"Expected all models to have the same parameters and buffers, but models[0] and models[{number}] "
+                f"differ in {sorted(state.keys() ^ first.keys())}",
+                _LIKE,
             )
     return {name: _stacked_leaf(name, [state[name] for state in states]) for name in first}
 
@@ -366,14 +406,16 @@ def _stacked_leaf(name: str, tensors: list[Tensor]) -> Tensor:
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if tensor.requires_grad != first.requires_grad:
-            raise TransformError(
-                f"stack_module_state: Expected {name} from each model to have the same .requires_grad, but it is "
-                f"{first.requires_grad} in models[0] and {tensor.requires_grad} in models[{number}]"
+            raise _not_alike(
+                f"Expected {name} from each model to have the same .requires_grad, but it is {first.requires_grad} in "
+                f"models[0] and {tensor.requires_grad} in models[{number}]",
+                "for model in models: model.requires_grad_(True)  # or False",
             )
         if tensor.shape != first.shape:
-            raise TransformError(
-                f"stack_module_state: stack expects each tensor to be equal size, but {name} is {list(first.shape)} in "
-                f"models[0] and {list(tensor.shape)} in models[{number}]"
+            raise _not_alike(
+                f"stack expects each tensor to be equal size, but {name} is {list(first.shape)} in models[0] and "
+                f"{list(tensor.shape)} in models[{number}]",
+                _LIKE,
             )
     stacked = torch.stack(tensors)
     return stacked.detach().requires_grad_() if first.requires_grad else stacked

@@ -224,8 +224,8 @@ def test_code_that_uses_the_other_engine_inside():
     x = torch.randn(3, 2, 16, 16)
     first, line, write, code, *_ = raised(lambda: vmap(lambda x: flex_attention(x[None], x[None], x[None]))(x))
     assert first.endswith(
-        "code of torch that is called here (flex_attention and its block masks do so) uses torch.func's own vmap on "
-        "tensors of this transform. The two engines cannot be nested in this order"
+        "flex_attention and its block masks use torch.func's own vmap, here on tensors of this transform. The two "
+        "engines cannot be nested in this order"
     )
     assert line.startswith(f"  at {__file__}:") and "flex_attention(x[None]" in line
     assert code == "  F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # in place of flex_attention"

@@ -36,14 +36,12 @@ def boundary(
     `alone`: no values of the level but the arguments reach `thunk`, so that one lane can run on the plane below.
     """
     base = level.lanes
-    around, outer_journal = machine.level, level.journal
-    machine.level = level if structured else None
+    around, outer_journal, depth = machine.level, level.journal, len(machine.boundaries)
     call = boundary_of(level)
     draws = SameDraws() if call is None else call.draws
     here = Boundary(level, base, draws)
     mark = draws.mark()
     drawn_by: list[dict] = []
-    machine.boundaries.append(here)
     # All lanes of a `vmap`: what was there before is what it was given.
     given = outer_journal.given if base is level.root and outer_journal is not None else None
     journal = level.journal = Journal(given, base)
@@ -58,6 +56,8 @@ def boundary(
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
     try:
+        machine.level = level if structured else None
+        machine.boundaries.append(here)
         while True:
             with _naming_lanes(level):
                 values.append(run())
@@ -95,7 +95,7 @@ def boundary(
                 reseat_generators(level)
             level.lanes = child(base, rows)
     finally:
-        machine.boundaries.pop()
+        del machine.boundaries[depth:]
         machine.level = around
         level.lanes = base
         level.journal = outer_journal

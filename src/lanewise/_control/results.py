@@ -103,7 +103,7 @@ def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any
         return first
     if any(isinstance(part, Tensor) for part in parts):
         if not all(isinstance(part, (Tensor, *_NUMBERS)) for part in parts):
-            raise Unmergeable("types " + " and ".join(sorted({type(part).__name__ for part in parts})))
+            raise Unmergeable("types " + " and ".join(sorted({_kind(part) for part in parts})))
         return merge_tensors(level, target, pieces, _tensors(level, pieces, parts))
     if all(part is first for part in parts):
         return first
@@ -229,7 +229,7 @@ def _differing(level: LaneLevel, pieces: list[Lanes], parts: list[Any], name: st
             return LaneValueError(
                 at_user_line(
                     f"vmap: {name}: lanes return different {reason}, which no tensor can hold: "
-                    f"{pair[0]} {first!r}, {pair[1]} {part!r}",
+                    f"{pair[0]} {_shown(first)}, {pair[1]} {_shown(part)}",
                     "return a tensor or a number, or the same value from every branch\n"
                     'vmap(f, out_dims="list")(xs)  # or a list, one result for each lane',
                 )
@@ -240,3 +240,11 @@ def _differing(level: LaneLevel, pieces: list[Lanes], parts: list[Any], name: st
             'vmap(f, out_dims="list")(xs)  # a list, one result for each lane',
         )
     )
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _kind(value: Any) -> str:
+    return "Tensor" if isinstance(value, Tensor) else type(value).__name__

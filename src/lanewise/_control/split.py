@@ -78,6 +78,7 @@ def run_apart(
         except BaseException as error:
             restart = arrived(level, error, Restart)
             if restart is None:
+                level.journal.undo_updates()
                 raise
             level.journal.undo(level)
             if held is not None:

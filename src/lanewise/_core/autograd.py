@@ -28,6 +28,7 @@ from lanewise._torch_compat import (
     current_graph_task_id,
     enter_engine_through,
     is_grad_enabled,
+    peer_engine_active,
     run_backward,
 )
 from lanewise.errors import TransformError, at_user_line
@@ -37,6 +38,8 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
     """What `torch.autograd.grad` and `backward` call: torch's engine, with a thought for the planes below."""
     level = top_level(outputs)
     here = current_level()
+    if level is None and here is not None and peer_engine_active():
+        return run_backward(outputs, cotangents, *args, **kwargs)  # wrappers of torch.func
     if here is not None and (level is None or level.order < here.order):
         below = [_standing(here, cotangent) for cotangent in cotangents]
         if all(order(cotangent) < here.order for cotangent in below):

@@ -12,6 +12,7 @@ from lanewise._core.lanes import BeginAgain
 from lanewise._core.layouts import run_with_layouts
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import find_rule
+from lanewise._core.one_lane import failure_in_one_lane
 from lanewise._core.plane import (
     Plane,
     argument,
@@ -249,6 +250,9 @@ class BatchLevel(Level):
             if direct and (type(operand) is not Tensor or operand.requires_grad or not operand.is_cpu or lazy(operand)):
                 direct = False
         return self._run(rule, func, args, kwargs, direct)
+
+    def failure(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> Exception:
+        return failure_in_one_lane(self, error, func, args, kwargs)
 
     def _compose(self, rule: Rule, func: Any, args: tuple, kwargs: dict) -> Any:
         """A composition of other operations on this plane.

@@ -7,7 +7,7 @@ inputs, its outputs and values of its own, so that each plane can give the user'
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ from lanewise._core.dual import DualLevel
 from lanewise._core.forms import form_of, give, take
 from lanewise._core.formulas import Formula, as_function
 from lanewise._core.holdings import ATOMS
+from lanewise._core.kept import ABSENT, PerLane, Slot, attributes_of_lanes, look_up, place_of, refer
 from lanewise._core.lane_level import lanes_of
-from lanewise._core.lane_values import at_lane, needing_gradients, stack_gradients, stack_lanes
+from lanewise._core.lane_values import at_lane, needing_gradients, stack_derivatives, stack_lanes
 from lanewise._core.lanes import lanes_together
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.linear import LinearLevel
 from lanewise._core.outside import held_before, reach_of
 from lanewise._core.plane import Plane, recorded, tracked
-from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
     is_grad_enabled,
@@ -66,45 +66,6 @@ class Context(FunctionCtx):
     def saved_tensors(self) -> tuple:
         """What was saved, on the plane where the caller stands."""
         return self._saved
-
-
-class Slot:
-    """One tensor that the user's forward kept: an input, an output, or a value of its own.
-
-    Attributes:
-        kind: "input", "output" or "value".
-        index: Position among the inputs or outputs.
-        value: The tensor itself, for "value".
-        kept: Set as a plain attribute of `ctx`, so it is kept as it is, without a check for later writes.
-    """
-
-    __slots__ = ("kind", "index", "value", "kept")
-
-    def __init__(self, kind: str, index: int, value: Any, kept: bool) -> None:
-        self.kind = kind
-        self.index = index
-        self.value = value
-        self.kept = kept
-
-    def find(self, args: tuple, outs: tuple) -> Any:
-        """The tensor on the plane of these inputs and outputs."""
-        return self.value if self.kind == "value" else (args if self.kind == "input" else outs)[self.index]
-
-
-class _Ref(NamedTuple):
-    """Stands in an attribute of `ctx` for the tensor in a slot."""
-
-    slot: int
-
-
-class _Tree:
-    """An attribute of `ctx` that holds tensors."""
-
-    __slots__ = ("leaves", "spec")
-
-    def __init__(self, leaves: list, spec: Any) -> None:
-        self.leaves = leaves
-        self.spec = spec
 
 
 class Call:
@@ -197,7 +158,7 @@ class UserCall(Call):
         def slot(tensor: Tensor, kept: bool) -> int:
             at = found.get(id(tensor))
             if at is None:
-                kind, index = _place(tensor, args, outs)
+                kind, index = place_of(tensor, args, outs)
                 at = found[id(tensor)] = len(self.slots)
                 self.slots.append(Slot(kind, index, tensor if kind == "value" else None, kept and kind != "output"))
             elif not kept:
@@ -206,9 +167,7 @@ class UserCall(Call):
 
         self.saved = [None if t is None else slot(t, False) for t in ctx.to_save]
         self.forward_saved = [None if t is None else slot(t, True) for t in ctx.saved_for_forward]
-        self.attributes = {
-            name: _refer(value, slot) for name, value in vars(ctx).items() if name not in _NOT_ATTRIBUTES
-        }
+        self.attributes = {name: refer(value, slot) for name, value in vars(ctx).items() if name not in _NOT_ATTRIBUTES}
         self.dirty = [i for i, arg in enumerate(args) if any(arg is t for t in ctx.dirty_tensors)]
         self.fixed = [j for j, t in enumerate(outs) if any(t is n for n in ctx.non_differentiable)]
         self.written = {j: i for j, t in enumerate(outs) for i in self.dirty if t is args[i]}
@@ -221,23 +180,24 @@ class UserCall(Call):
         lanes = [copy.copy(self) for _ in range(level.size)]
         rows = [level.below(lane.forward, at_lane(level, args, b)) for b, lane in enumerate(lanes)]
         first = lanes[0]
-        for name in ("single", "saved", "forward_saved", "attributes", "dirty", *_OUTPUT_ATTRIBUTES):
+        for name in ("single", "saved", "forward_saved", "dirty", *_OUTPUT_ATTRIBUTES):
             setattr(self, name, getattr(first, name))
         for lane in lanes:
-            if [(s.kind, s.index) for s in lane.slots] != [(s.kind, s.index) for s in first.slots] or not _same_apart(
-                first.attributes, lane.attributes
-            ):
+            if [(s.kind, s.index) for s in lane.slots] != [(s.kind, s.index) for s in first.slots]:
                 raise LaneValueError(
                     at_user_line(
-                        f"vmap: {self.cls.__name__}: forward runs once per lane, and what it keeps on ctx differs from "
-                        f"lane to lane in more than the values of tensors",
-                        "ctx.save_for_backward(tensor)  # tensors of one shape, in place of Python values",
+                        f"vmap: {self.cls.__name__}: forward runs once per lane, and keeps other tensors on ctx in "
+                        "some lanes than in others",
+                        "ctx.save_for_backward(x, y)  # the same tensors in all lanes",
                     )
                 )
-        self.slots = [
-            Slot(s.kind, s.index, stack_lanes(level, [lane.slots[k].value for lane in lanes]), s.kept)
-            for k, s in enumerate(first.slots)
-        ]
+        self.slots = []
+        for k, slot in enumerate(first.slots):
+            value = stack_lanes(level, [lane.slots[k].value for lane in lanes], "the tensors it keeps on ctx have")
+            self.slots.append(Slot(slot.kind, slot.index, value, slot.kept))
+        self.attributes = attributes_of_lanes([lane.attributes for lane in lanes], len(self.slots))
+        if any(isinstance(value, PerLane) for value in self.attributes.values()):
+            self.slots.append(Slot("value", -1, level.wrap(level.below(torch.arange, level.size)), True))
         outs = [stack_lanes(level, [row[j] for row in rows]) for j in range(len(rows[0]))]
         return tuple([args[first.written[j]] if j in first.written else out for j, out in enumerate(outs)])
 
@@ -245,7 +205,9 @@ class UserCall(Call):
         """The user's `ctx` on the plane of the tensors in `kept`."""
         ctx = Context()
         for name, value in self.attributes.items():
-            setattr(ctx, name, _look_up(value, kept))
+            found = look_up(value, kept)
+            if found is not ABSENT:
+                setattr(ctx, name, found)
         ctx.needs_input_grad = needs
         ctx.materialize_grads = self.materialize
         saved = self.forward_saved if forward and self.forward_saved else self.saved
@@ -296,7 +258,7 @@ class UserCall(Call):
                 )
                 for b in range(level.size)
             ]
-            return tuple([stack_gradients(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
+            return tuple([stack_derivatives(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
 
     def _backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
         formula = user_formula(self.cls)
@@ -437,28 +399,6 @@ def user_formula(cls: Any) -> Any:
     return cls.vjp if cls.vjp is not Function.vjp else cls.backward
 
 
-def _place(tensor: Tensor, args: tuple, outs: tuple) -> tuple[str, int]:
-    for kind, tensors in (("input", args), ("output", outs)):
-        for index, other in enumerate(tensors):
-            if other is tensor:
-                return kind, index
-    return "value", -1
-
-
-def _refer(value: Any, slot: Callable[[Tensor, bool], int]) -> Any:
-    """An attribute of `ctx` with references in place of its tensors; untouched where it holds none."""
-    leaves, spec = flatten(value)
-    if not any(isinstance(leaf, Tensor) for leaf in leaves):
-        return value
-    return _Tree([_Ref(slot(leaf, True)) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-
-
-def _look_up(value: Any, kept: list) -> Any:
-    if not isinstance(value, _Tree):
-        return value
-    return unflatten([kept[leaf.slot] if isinstance(leaf, _Ref) else leaf for leaf in value.leaves], value.spec)
-
-
 def reduce_to(grad: Tensor, shape: torch.Size) -> Tensor:
     """A gradient of the broadcast shape, summed to the operand's."""
     return grad.sum_to_size(shape) if grad.shape != shape and grad.dim() >= len(shape) else grad
@@ -477,22 +417,6 @@ def check_count(name: str, result: Any, count: int) -> tuple:
             )
         )
     return grads
-
-
-def _same_apart(a: Any, b: Any) -> bool:
-    """Whether attributes of `ctx` are the same, the tensors in them apart."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same_apart(a[key], b[key]) for key in a)
-    if isinstance(a, _Tree) and isinstance(b, _Tree):
-        return a.spec == b.spec and all(map(_same_apart, a.leaves, b.leaves))
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    try:
-        return bool(a == b)
-    except (TypeError, ValueError, RuntimeError):
-        return False
 
 
 _slow: set = set()

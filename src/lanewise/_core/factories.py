@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.arrays import tensor_behind
+from lanewise._core.hot import FAILURES
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
@@ -25,8 +26,10 @@ from lanewise._torch_compat import (
     has_composite_kernel,
     never_compile,
     operator_names,
+    peer_engine_active,
     tls_is_included,
 )
+from lanewise.errors import LanewiseError
 
 _hooked: set[OpOverload] = set()
 _kernels = torch.library.Library("aten", "IMPL")
@@ -138,10 +141,18 @@ def route(op: OpOverload, kernel: Any) -> None:
 
 
 def route_past(op: OpOverload, kernel: Any) -> None:
-    """Hand an overload to `kernel` while a level is open; what it declines with NotImplemented goes on as it would."""
+    """Hand an overload to `kernel` while a level is open; what it declines with NotImplemented goes on as it would.
+
+    So does what fails, which may do so for some lanes only.
+    """
 
     def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        out = kernel(*args, **kwargs)
+        try:
+            out = kernel(*args, **kwargs)
+        except LanewiseError:
+            raise
+        except FAILURES:
+            out = NotImplemented
         return op.redispatch(keys - FACTORY_KEY_SET, *args, **kwargs) if out is NotImplemented else out
 
     _hooked.add(op)
@@ -171,6 +182,8 @@ def _factory_kernel(op: OpOverload) -> Any:
                 or any(_on_plane(operand, level) for operand in tensors_of(args, kwargs))
             ):
                 return op(*args, **kwargs)
+            if args and isinstance(args[0], Tensor) and peer_engine_active():
+                return op(*args, **kwargs)  # a wrapper of torch.func, which takes the operation to what it wraps
             return level.factory(op, args, kwargs)
 
     return made

@@ -99,13 +99,18 @@ class Journal:
                 continue
             other.copies.setdefault(place, (value, home, copy))
 
+    def undo_updates(self) -> None:
+        """Put back running statistics without lanes, and the records of what each lane has done to them."""
+        for undo in reversed(self.again.values()):
+            undo()
+
     def undo(self, level: Any, rows: Tensor | None = None) -> None:
         """Write the copies back, for all lanes or for the rows of `base` given.
 
         The newest first: where views overlap, a later copy holds what was written through an earlier one.
         """
-        for undo in reversed(self.again.values()) if rows is None else ():
-            undo()
+        if rows is None:
+            self.undo_updates()
         for value, home, copy in reversed(self.copies.values()):
             if tracked(value):
                 raise TransformError(

@@ -39,15 +39,15 @@ def _row(value: Tensor, lane: int) -> Tensor:
     return row.clone() if row.dtype is torch.uint8 else row
 
 
-def stack_gradients(level: BatchLevel, rows: list) -> Any:
-    """One gradient or tangent per lane, on the plane of `level`; None is zero where others are tensors."""
-    first = next((row for row in rows if isinstance(row, Tensor)), None)
-    if first is None:
+def stack_derivatives(level: BatchLevel, rows: list) -> Any:
+    """As `stack_lanes`, of derivatives: None is zero where other lanes have one."""
+    like = next((row for row in rows if isinstance(row, Tensor)), None)
+    if like is None:
         return rows[0]
-    return stack_lanes(level, [level.below(torch.zeros_like, first) if row is None else row for row in rows])
+    return stack_lanes(level, [level.below(torch.zeros_like, like) if row is None else row for row in rows])
 
 
-def stack_lanes(level: BatchLevel, rows: list) -> Any:
+def stack_lanes(level: BatchLevel, rows: list, what: str = "its results have") -> Any:
     """One value per lane, on the plane of `level`; what is no tensor must be the same in all."""
     tensors = [row for row in rows if isinstance(row, Tensor)]
     if not tensors:
@@ -56,7 +56,7 @@ def stack_lanes(level: BatchLevel, rows: list) -> Any:
     if len(tensors) < len(rows) or any(tensor.shape != shape for tensor in tensors):
         raise LaneValueError(
             at_user_line(
-                f"vmap: a custom Function ran once per lane, and its results have different shapes: "
+                f"vmap: a custom Function ran once per lane, and {what} different shapes: "
                 f"{[list(tensor.shape) for tensor in tensors]}",
                 "keep one shape for all lanes",
             )

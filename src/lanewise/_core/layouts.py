@@ -108,6 +108,13 @@ def layout_of(tensor: Tensor) -> str:
 
 def _no_rule(func: OpOverload, args: tuple, kwargs: dict) -> TransformError:
     operand = next(t for t in tensors_of(args, kwargs) if t.layout is not torch.strided or t.is_nested)
+    if "nested" in func.name():
+        return TransformError(
+            at_user_line(
+                "vmap: nested tensors cannot have lanes",
+                "torch.nn.utils.rnn.pad_sequence(parts)  # and a mask of what is there",
+            )
+        )
     taken = "" if operand.is_nested or operand.dim() != 2 else "; products with matrices and vectors take it"
     shape = "" if operand.is_nested else f" {list(operand.shape)}"
     return TransformError(

@@ -62,21 +62,20 @@ class _Names:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.users = 0
+        self.users: set[Level] = set()
         self.plain: dict[str, Callable] = {}
         self.routed: dict[str, Callable] = {}
 
-    def open(self) -> None:
+    def open(self, level: "Level") -> None:
         with self.lock:
-            self.users += 1
-            if self.users == 1:
-                torch.__dict__.update(self.routed)
+            self.users.add(level)
+            torch.__dict__.update(self.routed)
 
-    def close(self) -> None:
+    def close(self, level: "Level") -> None:
         with self.lock:
-            self.users -= 1
-            if not self.users:
+            if len(self.users) == 1:
                 torch.__dict__.update(self.plain)
+            self.users.discard(level)  # last: an interrupt before it comes here again
 
 
 _names = _Names()
@@ -148,37 +147,53 @@ class Level:
 
     def __enter__(self) -> Self:
         levels = standing.levels
-        if not levels:
-            _names.open()
-        levels.append(self)
         self._before = standing.here
-        self.modes = dispatch_mode_count()
-        self._aside = set_modes_aside() if self.modes else None
-        standing.here = self
+        self._aside = None
         self._inside = tls_is_included(FACTORY_KEY)
-        include_key(FACTORY_KEY, True)
         self._outside = tls_is_included(OUTSIDE_KEY)
-        include_key(OUTSIDE_KEY, True)
+        try:
+            if not levels:
+                _names.open(self)
+            levels.append(self)
+            self.modes = dispatch_mode_count()
+            if self.modes:
+                self._aside = set_modes_aside()
+            standing.here = self
+            include_key(FACTORY_KEY, True)
+            include_key(OUTSIDE_KEY, True)
+        except BaseException:
+            self._leave()  # an interrupt
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        levels = standing.levels
-        if self.closing:
-            for close in self.closing:
-                self.below(close)
+        try:
+            if self.closing:
+                for close in self.closing:
+                    self.below(close)
+            self._leave()
+        except BaseException:
+            self._leave()  # an interrupt: whatever was done before is done again
+            raise
+        if error is not None and (meaning := explained(error, self)) is not None:
+            raise meaning from error
+
+    def _leave(self) -> None:
+        """Put back what entering has changed."""
         self.alive = False
         self.lanes = ENDED
-        levels.remove(self)
+        levels = standing.levels
+        if self in levels:
+            levels.remove(self)
         standing.here = self._before
         if self._aside:
             bring_modes_back(self._aside)
+            self._aside = None
         include_key(FACTORY_KEY, self._inside)
         include_key(OUTSIDE_KEY, self._outside)
-        if not levels:
-            _names.close()
+        if self in _names.users:
+            _names.close(self)
         _forget_casts()
-        if error is not None and (meaning := explained(error, self)) is not None:
-            raise meaning from error
 
     def check_write_outside(self, level: "Level") -> None:
         """Before a write to a tensor of a level around this one."""
@@ -220,6 +235,10 @@ class Level:
     def interpret(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Carry out one operation whose highest operand is of this level. (Planes define it.)"""
         raise NotImplementedError
+
+    def failure(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> Exception:
+        """What to raise for `error`, which an operation of this level has raised."""
+        return error
 
     def adopt(self, value: Any, origin: Any = None) -> Any:
         """Wrap a tensor made while this is the top level, so that lane values may be written into it later."""

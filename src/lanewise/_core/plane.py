@@ -88,10 +88,13 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
         include_key(OUTSIDE_KEY, False)
     try:
         return level.interpret(func, args, kwargs, operands)
-    except Exception:
+    except Exception as error:
         if getattr(level, "restartable", False):
             machine.raised.append((OperationFailed, level))
-        raise
+        failure = level.failure(error, func, args, kwargs)
+        if failure is error:
+            raise
+        raise failure.with_traceback(None) from None
     finally:
         if inside:
             include_key(OUTSIDE_KEY, True)

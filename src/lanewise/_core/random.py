@@ -22,16 +22,17 @@ def is_random(op: Any) -> bool:
 def check_random(level: Any, op: Any) -> None:
     """Raise where `randomness="error"` forbids the operation."""
     if level.randomness == "error":
-        raise drawn_without_leave(op._schema.name)
+        raise drawn_without_leave(op._schema.name, "jacfwd" if level.directions else "vmap")
 
 
-def drawn_without_leave(what: str) -> RandomnessError:
+def drawn_without_leave(what: str, api: str = "vmap") -> RandomnessError:
     """The error where `randomness="error"` forbids an operation."""
+    one, all_of_them = ("lane", "lanes") if api == "vmap" else ("direction", "directions")
     return RandomnessError(
         at_user_line(
-            f"vmap: called random operation while in randomness error mode: {what}",
-            'vmap(f, randomness="different")  # every lane draws its own numbers\n'
-            'vmap(f, randomness="same")       # all lanes draw the same numbers',
+            f"{api}: called random operation while in randomness error mode: {what}",
+            f'{api}(f, randomness="different")  # every {one} draws its own numbers\n'
+            f'{api}(f, randomness="same")       # all {all_of_them} draw the same numbers',
         )
     )
 

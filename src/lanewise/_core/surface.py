@@ -23,6 +23,7 @@ from lanewise._core.hooks import of_running, on_lanes
 from lanewise._core.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
+from lanewise._core.plain_data import torch_data
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
@@ -446,7 +447,7 @@ def _number_text(level: Any, value: Any, spec: str) -> str:
     return list(places)[int(settle(level, level.wrap(rows)))]
 
 
-_set_data = Tensor.data.__set__  # type: ignore[attr-defined]
+_set_data = torch_data.__set__
 _torch_detach: Any = Tensor.detach
 
 

@@ -231,7 +231,8 @@ def _walk_prefix(prefix: Any, tree: Any, leaves: list, entries: list, path: str,
     kind = type(tree)
     items = children_of(tree)
     if items is None:
-        raise PrefixMismatch(path, f"is a {type(prefix).__name__}, but stands for a single {kind.__name__}")
+        single = "Tensor" if isinstance(tree, Tensor) else kind.__name__
+        raise PrefixMismatch(path, f"is a {type(prefix).__name__}, but stands for a single {single}")
     ordered = _in_order(prefix, wanted, tree, items, path)
     children = []
     for (step, item), entry in zip(items, ordered, strict=True):

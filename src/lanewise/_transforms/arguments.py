@@ -43,7 +43,9 @@ class Call:
 
     def __str__(self) -> str:
         options = "".join(
-            f", {name}={value!r}" for name, value in self.options.items() if value is not None and value != 0
+            f", {name}={value!r}"
+            for name, value in self.options.items()
+            if value is not None and not (type(value) is int and value == 0)
         )
         given = self.arguments_text()
         if self.api in ("vjp", "jvp", "linearize"):
@@ -149,7 +151,7 @@ def _argnums_error(site: Site, text: str, count: int) -> TransformError:
     if isinstance(site, str):
         return TransformError(at_user_line(f"{site}: {text}"))
     call = call_of(site)
-    given = call.arguments_text() or "x"
+    given = (call.arguments_text() if count else ", ".join(call.kwargs)) or "x"
     argnums = f", argnums={tuple(range(count))}" if count > 1 else ""
     return TransformError(at_user_line(f"{call}: {text}", f"{call.api}({call.name}{argnums})({given})"))
 
@@ -175,7 +177,10 @@ def check_tensors(leaves: list, site: Site, argnums: int | tuple[int, ...] | Non
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             name = input_names(site, argnums)[position]
-            instead = f"{name} = torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it in f"
+            if hasattr(leaf, "__array__"):
+                instead = f"{name} = torch.as_tensor({name})"
+            else:
+                instead = f"{name} = torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it in f"
             raise ArgumentError(
                 at_user_line(
                     f"{call_text(site)}: Thing passed to transform API must be Tensor, got {type(leaf)} for {name}",
@@ -272,9 +277,15 @@ def cotangents_mismatch(got: Any, wanted: Any) -> TransformError:
         at_user_line(
             "vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs "
             f"to the function. cotangents: {got}, primal output: {wanted}",
-            "vjp_fn((ct0, ct1))  # one argument: a tuple where f returns a tuple",
+            f"vjp_fn({_with_names(wanted)})  # one argument, with the structure of what f returns",
         )
     )
+
+
+def _with_names(spec: Any) -> str:
+    """A structure with names of cotangents for its leaves: `(ct0, ct1)`."""
+    before, *rest = str(spec).split("*")
+    return before + "".join(f"ct{'' if len(rest) == 1 else number}{part}" for number, part in enumerate(rest))
 
 
 def cotangent_mismatch(cotangent: Any, output: Tensor, value: Any, position: int) -> TransformError:

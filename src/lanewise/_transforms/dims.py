@@ -8,9 +8,10 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.layouts import layout_of
-from lanewise._core.trees import PrefixMismatch, Spec, children_of, flatten, flatten_with_prefix, leaf_names
+from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
 from lanewise._transforms.ragged import by_component
+from lanewise._transforms.suggested import any_mappable, leaf_names_of, mended, suggested, with_lanes
 from lanewise.errors import ArgumentError, DimensionError, TransformError, at_user_line
 
 
@@ -42,7 +43,12 @@ def check_in_dims(call: Call, in_dims: Any, axis_size: Any) -> None:
             at_user_line(
                 f"{call}: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of "
                 f"inputs, or a dict of argument names, got: {type(in_dims)}",
-                f"vmap({call.name}, {instead})",
+                f"vmap({call.name}, {instead})"
+                + (
+                    f"\nvmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped"
+                    if in_dims is None
+                    else ""
+                ),
             )
         )
 
@@ -52,7 +58,8 @@ def check_out_dims(call: Call, out_dims: Any) -> None:
     if type(out_dims) is int or out_dims is None:
         return
     for name, entry in zip(leaf_names(out_dims, "out_dims"), flatten(out_dims)[0], strict=True):
-        if entry is not None and not isinstance(entry, int) and entry not in ("list", "jagged"):
+        whole = isinstance(entry, int) and not isinstance(entry, bool)
+        if entry is not None and not whole and not (isinstance(entry, str) and entry in ("list", "jagged")):
             raise ArgumentError(
                 at_user_line(
                     f"{call}: `out_dims` must be an int, None or a python collection of ints representing where in the "
@@ -70,7 +77,9 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
             at_user_line(
                 f"{call}: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function "
                 "with no inputs. Keyword arguments are mapped only where `in_dims` is a dict that names them",
-                f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
+                f"vmap({call.name}, in_dims={{{', '.join(f'{name!r}: 0' for name in call.kwargs)}}})({given})"
+                if (given := call.arguments_text())
+                else f"vmap({call.name}, axis_size=3)()  # three lanes, no inputs",
             )
         )
     if isinstance(in_dims, dict):
@@ -89,7 +98,7 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         if leaf is None:
             dims[position] = None
             continue
-        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or not leaf.dim():
+        if not isinstance(leaf, Tensor) or not isinstance(dim, int) or isinstance(dim, bool) or not leaf.dim():
             raise _not_mappable(call, prefix, position)
         if (leaf.is_nested or leaf.layout is not torch.strided) and not by_component(leaf, dim):
             raise _not_mappable(call, prefix, position)
@@ -105,8 +114,8 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         raise ArgumentError(
             at_user_line(
                 f"{call}: Expected at least one Tensor to vmap over: no argument is mapped",
-                f"vmap({call.name}, in_dims={_suggested(call)})\n"
-                f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped",
+                (f"vmap({call.name}, in_dims={suggested(call)})\n" if any_mappable(call) else "")
+                + f"vmap({call.name}, in_dims=None, axis_size=3)  # three lanes, nothing mapped",
             )
         )
     return leaves, dims, spec, size
@@ -137,20 +146,31 @@ def _named(call: Call, in_dims: dict) -> tuple[Any, Any]:
 
 def _in_dims_mismatch(call: Call, in_dims: Any, prefix: tuple, mismatch: PrefixMismatch) -> ArgumentError:
     structure = repr(flatten(call.args)[1])
-    where = mismatch.path.removeprefix("[0]").removeprefix("[1]")
-    rows = ()
     if mismatch.path == "[0]":
-        rows = [f"in_dims {mismatch.why}: there are {len(call.args)} positional arguments ({call.arguments_text()})"]
+        names = call.argument_names()
+        count = "is 1 positional argument" if len(names) == 1 else f"are {len(names)} positional arguments"
+        rows = [f"in_dims {mismatch.why}: there {count} ({', '.join(names)})"]
+        if call.kwargs:
+            rows.append(f"an argument passed by keyword ({', '.join(call.kwargs)}) is mapped where in_dims is a dict")
     else:
-        rows = [f"in_dims{where} {mismatch.why}"]
+        rows = [f"in_dims{_entry_path(call, in_dims, mismatch.path)} {mismatch.why}"]
     return ArgumentError(
         at_user_line(
             f"{call}: in_dims is not compatible with the structure of `inputs`. in_dims has structure "
             f"{_structure(in_dims)} but inputs has structure {structure}",
-            f"vmap({call.name}, in_dims={_suggested(call)})",
+            f"vmap({call.name}, in_dims={suggested(call)})",
             rows,
         )
     )
+
+
+def _entry_path(call: Call, in_dims: Any, path: str) -> str:
+    """The path of an entry as `in_dims` was written, from that in the prefixes of `args` and `kwargs`."""
+    where = path.removeprefix("[0]").removeprefix("[1]")
+    if isinstance(in_dims, dict) and path.startswith("[0]"):
+        place, rest = where[1:].split("]", 1)
+        return f"[{call.argument_names()[int(place)]!r}]{rest}"
+    return where
 
 
 def _structure(prefix: Any) -> str:
@@ -161,12 +181,13 @@ def _structure(prefix: Any) -> str:
 def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | TransformError:
     """The error for one leaf that cannot be mapped as its entry says."""
     leaves, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
-    name, leaf, dim = _leaf_names(call, prefix)[position], leaves[position], dims[position]
-    instead = f"vmap({call.name}, in_dims={_suggested(call, prefix)})"
-    if not isinstance(dim, int):
+    name, leaf, dim = leaf_names_of(call, prefix)[position], leaves[position], dims[position]
+    instead = with_lanes(call, name, leaf) or f"vmap({call.name}, in_dims={mended(call, prefix)[0]})"
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        hint = ": 0 for the first, None for no lanes" if isinstance(dim, bool) else ""
         return ArgumentError(
             at_user_line(
-                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None",
+                f"{call}: Got in_dim={dim!r} for {name}, but in_dim must be either an integer dimension or None{hint}",
                 instead,
             )
         )
@@ -204,20 +225,18 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
 
 
 def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size: int | None) -> ArgumentError:
-    names = _leaf_names(call, prefix)
+    names = leaf_names_of(call, prefix)
     mapped = [i for i, dim in enumerate(dims) if dim is not None]
     sizes = [leaves[i].shape[dims[i]] for i in mapped]
     rows = [f"{names[i]}: shape {list(leaves[i].shape)}, dim {dims[i]} of size {n}" for i, n in zip(mapped, sizes)]
     if axis_size is not None:
         rows.insert(0, f"axis_size={axis_size}")
-    common = max(set(sizes), key=sizes.count)
-    odd = next((i for i, n in zip(mapped, sizes) if n != common), None)
-    if odd is None:
-        instead = f"vmap({call.name}, axis_size={common})  # or without axis_size, since there are mapped tensors"
+    if len(set(sizes)) == 1:
+        instead = f"vmap({call.name}, axis_size={sizes[0]})  # or without axis_size, since there are mapped tensors"
     else:
-        instead = (
-            f"vmap({call.name}, in_dims={_suggested(call, prefix, names[odd])})  # if {names[odd]} is the same for all"
-        )
+        entries, without = mended(call, prefix)
+        verb = "is" if len(without) == 1 else "are"
+        instead = f"vmap({call.name}, in_dims={entries})  # if {' and '.join(without)} {verb} the same for all"
     return ArgumentError(
         at_user_line(
             f"{call}: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the "
@@ -226,64 +245,6 @@ def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size
             rows,
         )
     )
-
-
-def _leaf_names(call: Call, prefix: tuple) -> list[str]:
-    """Names of the leaves that `flatten_with_prefix` gives, such as `params['w']`."""
-    names: list[str] = []
-    args_prefix, kwargs_prefix = prefix
-    roots = call.argument_names()
-    for position, (root, arg) in enumerate(zip(roots, call.args, strict=True)):
-        entry = args_prefix[position] if isinstance(args_prefix, (tuple, list)) else args_prefix
-        names.extend(_names_under(entry, arg, root))
-    if isinstance(kwargs_prefix, dict):
-        for key, arg in call.kwargs.items():
-            names.extend(_names_under(kwargs_prefix[key], arg, key))
-    return names
-
-
-def _names_under(entry: Any, tree: Any, root: str) -> list[str]:
-    below = None if entry is None else children_of(entry)
-    if below is None:
-        if entry is None or all(leaf is None for leaf in flatten(tree)[0]):
-            return [root]
-        return leaf_names(tree, root)
-    entries = dict(below)
-    found = []
-    for position, (step, item) in enumerate(children_of(tree) or []):
-        inner = entries[step] if step in entries else below[position][1]
-        found.extend(_names_under(inner, item, root + step))
-    return found
-
-
-def _suggested(call: Call, prefix: tuple | None = None, without: str = "") -> str:
-    """An `in_dims` that would do: as given where that is possible, None for what cannot be mapped and for `without`."""
-    given: dict[str, Any] = {}
-    if prefix is not None:
-        _, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
-        given = dict(zip(_leaf_names(call, prefix), dims))
-
-    def entry(name: str, tree: Any) -> Any:
-        children = children_of(tree)
-        if isinstance(tree, Tensor) or children is None or name in given:
-            possible = isinstance(tree, Tensor) and tree.dim() > 0 and not tree.is_nested and name != without
-            dim = given.get(name, 0)
-            if not possible or dim is None:
-                return None
-            return dim if isinstance(dim, int) and -tree.dim() <= dim < tree.dim() else 0
-        entries = [entry(name + step, item) for step, item in children]
-        if all(e is None for e in entries):
-            return None
-        if all(e == entries[0] and isinstance(e, int) for e in entries):
-            return entries[0]
-        if isinstance(tree, dict):
-            return dict(zip(tree, entries))
-        return entries if isinstance(tree, list) else tuple(entries)
-
-    entries = [entry(name, arg) for name, arg in zip(call.argument_names(), call.args)]
-    if entries and all(e == entries[0] and isinstance(e, int) for e in entries):
-        return repr(entries[0])
-    return repr(tuple(entries))
 
 
 def out_dims_mismatch(func: Callable, out_dims: Any, spec: Spec, mismatch: PrefixMismatch) -> ArgumentError:

@@ -122,7 +122,7 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
             raise TransformError(
                 at_user_line(
                     f"Expected the tangents {given_spec} to have the same argspec as the primals {spec}",
-                    "jvp_fn(*tangents)  # one for each primal",
+                    f"jvp_fn({_with_names(spec)})  # a tangent for each primal",
                 )
             )
         for position, (t, x) in enumerate(zip(given_leaves, leaves)):
@@ -147,9 +147,16 @@ def check_tangent(position: int, t: Any, x: Tensor) -> None:
             raise TransformError(
                 at_user_line(
                     f"tangent:{position} with {what} {getattr(t, what)} in flattened pytree doesn't match the {what} "
-                    f"{getattr(x, what)} of the corresponding primal."
+                    f"{getattr(x, what)} of the corresponding primal.",
+                    f"torch.ones({list(x.shape)}, dtype={x.dtype}, device={str(x.device)!r})  # for one",
                 )
             )
+
+
+def _with_names(spec: Any) -> str:
+    """The arguments of a structure, with names of tangents: `t0, {'w': t1}`."""
+    before, *rest = str(spec).removeprefix("(").removesuffix(")").removesuffix(",").split("*")
+    return before + "".join(f"t{number}{part}" for number, part in enumerate(rest))
 
 
 _AS_TUPLES = "jvp(f, (x, y), (t_x, t_y))  # tuples of the arguments and of their tangents"

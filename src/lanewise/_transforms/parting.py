@@ -14,6 +14,7 @@ from lanewise._core.level import current_level
 from lanewise._core.outside import Before
 from lanewise._core.picked import by_number, lost
 from lanewise._core.random import reseat_generators
+from lanewise.errors import hide_own_frames
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
 parted: set[Any] = set()
@@ -71,9 +72,13 @@ def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before
 
     `held`: what objects outside held before that, if it may have changed them.
 
-    Raises `error` again where they did not disagree.
+    Raises `error` again where they did not disagree, and leaves running statistics as they were before the call.
     """
     if arrived(level, error, Disagreement) is None:
+        if isinstance(level.journal, Journal):
+            level.journal.undo_updates()
+        if isinstance(error, Exception):
+            hide_own_frames(error)
         raise error
     if isinstance(level.journal, Journal):
         level.journal.undo(level)

@@ -376,6 +376,8 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
     check_output_dtypes(outputs, value, site)
 
     def back(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
+        if isinstance(retain_graph, Tensor):
+            raise cotangents_mismatch(flatten((cotangents, retain_graph))[1], out_spec)
         if isinstance(cotangents, Tensor) and out_spec is LEAF:
             ct_leaves = [cotangents]
         else:

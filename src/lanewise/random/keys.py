@@ -32,7 +32,7 @@ def key(seed: int, *, device: Any = None) -> Tensor:
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(at_user_line(f"key: seed is a whole number of 64 bits, got {seed!r}", "key(0)"))
-    return torch.tensor([seed & MASK, seed >> 32 & MASK], device=device)
+    return _words([seed & MASK, seed >> 32 & MASK], device)
 
 
 def split(key: Tensor, num: int = 2) -> Tensor:
@@ -89,8 +89,15 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     else:
         if isinstance(data, bool) or not isinstance(data, int):
             raise ArgumentError(at_user_line(f"fold_in: data is a whole number, got {data!r}", "fold_in(key, step)"))
-        counter = torch.tensor([data & MASK, data >> 32 & MASK, _FOLDED, 0], device=key.device)
+        counter = _words([data & MASK, data >> 32 & MASK, _FOLDED, 0], key.device)
     return philox(key, counter)[:2]
+
+
+def _words(numbers: list[int], device: Any) -> Tensor:
+    """[n], int64, of numbers that may differ from lane to lane."""
+    if all(type(number) is int for number in numbers):
+        return torch.tensor(numbers, device=device)
+    return torch.stack([torch.full((), number, dtype=torch.int64, device=device) for number in numbers])
 
 
 def bits(key: Tensor, shape: Sequence[int] = ()) -> Tensor:

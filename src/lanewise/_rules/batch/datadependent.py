@@ -157,13 +157,14 @@ def common_number(level: BatchLevel, numbers: Tensor, what: str) -> int:
     return int(first)
 
 
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 @lane_rule(aten.bincount.default)
 def bincount(level, x, weights=None, minlength=0):
     """x [B, n], weights [B, n] -> how often each whole number occurs [B, m], the same m in all lanes"""
-    if x.dim() != 1 or (weights is not None and weights.shape != x.shape):
-        raise TransformError(
-            at_user_line(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)}")
-        )
+    if x.dim() != 1 or x.dtype not in _WHOLE or (weights is not None and weights.shape != x.shape):
+        raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)} {x.dtype}")
     values = level.expanded(x).long()
     floor = minlength
     if x.numel() and level.size:
@@ -196,6 +197,8 @@ def repeat_interleave(level, repeats, *, output_size=None):
 @lane_rule(aten.nonzero_static.default)
 def nonzero_static(level, x, *, size, fill_value=-1):
     """x [B, *S] -> [B, size, rank], filled up or cut off"""
+    if size < 0:
+        raise TransformError(at_user_line(f"nonzero_static: 'size' must be an non-negative integer, got {size}"))
     flat = (at_least_1d(level, x) != 0).flatten(1)
     order = torch.where(flat, (flat.cumsum(1) - 1).clamp_max(size), size)
     places = torch.arange(flat.shape[1], device=x.device).expand(flat.shape)

@@ -1,5 +1,7 @@
 """Tensors made from others, and tensors made from nothing inside a mapped function."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,12 @@ from lanewise._core.factories import (
     adopt_results_of_name,
     join_lists_in,
     route,
+    route_past,
 )
+from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import TransformError, at_user_line, check_not_linearized
 
 aten = torch.ops.aten
 
@@ -52,7 +57,22 @@ adopt_results_of(
     aten.zeros_like.default,
 )
 # A lazy zero is made real by a kernel that calls `zeros` and works on its memory; here it is real from the start.
-route(aten._efficientzerotensor.default, lambda size, **options: aten.zeros.default(size, **options))
+
+
+def _zero_tangent(size: Any, **options: Any) -> Tensor:
+    """What torch's formulas of forward mode take for a tangent that is missing.
+
+    That of a Python number is marked as one, and torch reads the memory of what is: it stays a plain tensor.
+    """
+    if size:
+        return aten.zeros.default(size, **options)
+    with on_plane(None):
+        return aten.zeros.default(size, **options)
+
+
+route(aten._efficientzerotensor.default, _zero_tangent)
+# The operation behind `x.data = new`, by name: the attribute knows what a plain tensor cannot hold.
+route(aten.set_data.default, lambda x, new: setattr(x, "data", new))
 for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
 for _name in ("as_tensor", "tensor"):
@@ -98,6 +118,16 @@ for _op in (
     aten.zeros_like.default,
 ):
     _copies(_op)
+
+
+def _not_linearized(x: Any, size: Any, **options: Any) -> Any:
+    """How torch.func's `linearize` begins; everything else goes on as it would."""
+    if not size and isinstance(x, Plane):
+        check_not_linearized()
+    return NotImplemented
+
+
+route_past(aten.new_empty.default, _not_linearized)
 
 
 @lane_rule(aten.new_empty.default)

@@ -164,7 +164,8 @@ def index_fill(level, x, dim, index, value):
 def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """index_fill by a mask: torch's own gradient of the value needs the unique indices, as many as a lane has."""
     if value.dim():
-        raise IndexError(f"index_fill_ only supports a 0-dimensional value tensor, but got {list(value.shape)}")
+        why = f"index_fill_ only supports a 0-dimensional value tensor, but got {list(value.shape)}"
+        raise TransformError(at_user_line(why, "value.squeeze()"))
     rank = max(x.dim(), 1)
     dim = shift_dim(dim, rank) - 1
     mask = torch.zeros(x.shape[dim] if x.dim() else 1, dtype=torch.bool, device=x.device).index_fill(0, index, True)

@@ -9,6 +9,7 @@ from lanewise._core.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -205,9 +206,11 @@ def _pad_batch(level, value, has, wants):
 def lu_unpack(level, lu, pivots, unpack_data=True, unpack_pivots=True):
     """lu [B, *batch, m, n], pivots [B, *batch, min(m, n)] -> P, L, U; the kernel does not check these shapes"""
     if lu.dim() < 2 or pivots.shape != (*lu.shape[:-2], min(lu.shape[-2:])):
-        raise RuntimeError(
-            f"torch.lu_unpack: LU_data {list(lu.shape)} needs LU_pivots "
-            f"{[*lu.shape[:-2], min(lu.shape[-2:], default=0)]}, got {list(pivots.shape)}"
+        raise TransformError(
+            at_user_line(
+                f"torch.lu_unpack: LU_data {list(lu.shape)} needs LU_pivots "
+                f"{[*lu.shape[:-2], min(lu.shape[-2:], default=0)]}, got {list(pivots.shape)}"
+            )
         )
     out = torch.lu_unpack(level.expanded(lu), level.expanded(pivots), unpack_data, unpack_pivots)
     return tuple(t if t.dim() == lu.dim() + 1 else t.expand(level.size, *t.shape) for t in out)

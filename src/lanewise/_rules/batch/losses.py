@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route
+from lanewise._core.factories import route, unrouted
 from lanewise._core.missing import lane_loop
 from lanewise._rules.batch.families import aligner, bind, decompose, lane_rule
 from lanewise._rules.batch.operands import common_shape
@@ -39,7 +39,7 @@ def _broadcast_tensors(tensors: list[Tensor]) -> list[Tensor]:
     """Losses broadcast their operands first; those of one shape are that already."""
     if all(tensor.shape == tensors[0].shape for tensor in tensors):
         return tensors
-    return aten.broadcast_tensors.default.decompose(tensors)
+    return unrouted(aten.broadcast_tensors.default, tensors)
 
 
 route(aten.broadcast_tensors.default, _broadcast_tensors)

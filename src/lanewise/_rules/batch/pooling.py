@@ -12,17 +12,18 @@ from lanewise._core.plane import map_tensors
 from lanewise._rules.batch.families import bind, lane_rule, too_few_dims
 from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
 from lanewise._torch_compat import OpOverload
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
 
-def spatial(rank: int, *ops: OpOverload) -> None:
-    """The operation works on `[N, C, *sp]` with `rank` spatial dims, or on `[C, *sp]`; lanes are folded into N."""
+def spatial(rank: int, *ops: OpOverload, single: bool = True) -> None:
+    """The operation works on `[N, C, *sp]` with `rank` spatial dims, or on a `single` `[C, *sp]`; lanes go into N."""
     for op in ops:
-        lane_rule(op, guarded=False)(_spatial(op, rank))
+        lane_rule(op, guarded=False)(_spatial(op, rank, single))
 
 
-def _spatial(op: OpOverload, rank: int) -> Callable:
+def _spatial(op: OpOverload, rank: int, single: bool) -> Callable:
     names = [arg.name for arg in op._schema.arguments]
     at_size = next((i for i, name in enumerate(names) if name in ("input_size", "self_size")), None)
     # Several kernels of more than one operand read memory without looking at strides, and crash on expanded values.
@@ -30,6 +31,7 @@ def _spatial(op: OpOverload, rank: int) -> Callable:
 
     def run(level: BatchLevel, *args: Any, **kwargs: Any) -> Any:
         bound, kwargs = bind(op, args, kwargs)
+        check_rank(op, bound[0], rank, single)
         lanes, images = level.size, bound[0].shape[0]
         batched = bound[0].dim() == rank + 2
         if at_size is not None:
@@ -43,6 +45,16 @@ def _spatial(op: OpOverload, rank: int) -> Callable:
         return map_tensors(lambda t: t.unflatten(0, (lanes, images)), out) if batched else out
 
     return run
+
+
+def check_rank(op: OpOverload, x: Tensor, rank: int, single: bool = True) -> None:
+    """Raise unless x is `[N, C, *sp]`, or a `single` `[C, *sp]`: lanes would be taken for a dim that is missing."""
+    ranks = [rank + 1, rank + 2] if single else [rank + 2]
+    if x.dim() not in ranks:
+        text = f"{op}: Expected {' or '.join(f'{n}D' for n in ranks)} input, but in one lane it is {list(x.shape)}"
+        if "backward" in op.name():
+            raise TransformError(at_user_line(text))  # kernels do not check
+        raise RuntimeError(text)
 
 
 spatial(
@@ -94,6 +106,7 @@ def max_pool2d(level, x, *options):
     On the CPU torch's kernel is vectorised over channels only where they lie last: from 4 channels on, a copy there and
     back takes half of the time or less. A graph below would keep the copy, so not there.
     """
+    check_rank(aten.max_pool2d_with_indices.default, x, 2)
     value = x.value.flatten(0, 1) if x.dim() == 4 else x.value
     plain = type(value) is Tensor and value.device.type == "cpu" and not value.requires_grad
     if plain and value.shape[1] >= 4 and value.is_contiguous():
@@ -109,6 +122,7 @@ def _fractional(op, rank):
     @lane_rule(op)
     def fractional_max_pool(level, x, kernel_size, output_size, samples):
         """x [B, N, C, *sp] or [B, C, *sp], samples [B, N, C, rank] -> values and indices"""
+        check_rank(op, x, rank)
         value, draws = level.expanded(x), level.expanded(samples).flatten(0, 1)
         if x.dim() != rank + 2:
             return op(value, kernel_size, output_size, draws)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from lanewise._core.batch import BATCH_RULES, BatchLevel, captured_write
+from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor, captured_write
 from lanewise._core.chunk_draws import keep_apart
 from lanewise._core.factories import adopt_results_of, route
+from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors
 from lanewise._core.random import check_random, note_generator, reseat, same_with_lanes, unbatched_write
 from lanewise._core.rules import Rule
@@ -181,9 +182,17 @@ def tied(level: BatchLevel, out: Tensor, *parameters: Any) -> Tensor:
 
 def _check_numbers(level: BatchLevel, x: Any, text: str, holds: Any) -> None:
     """Raise unless it holds for a parameter, as kernels of the CPU do."""
-    below = level.physical(x).detach() if isinstance(x, Tensor) else torch.tensor(x)
-    if type(below) is Tensor and below.is_cpu and not holds(below).all():
-        raise TransformError(at_user_line(f"vmap: {text}"))
+    with on_plane(None):
+        numbers = _plain(level.physical(x)) if isinstance(x, Tensor) else torch.tensor(x)
+        if numbers.is_cpu and not holds(numbers).all():
+            raise TransformError(at_user_line(f"vmap: {text}"))
+
+
+def _plain(x: Any) -> Tensor:
+    """The numbers of all lanes that run, in any order."""
+    while isinstance(x, Plane):
+        x = x.level.here(x).value if isinstance(x, BatchTensor) else x.value
+    return x.detach()
 
 
 def _check_odds(level: BatchLevel, p: Tensor) -> None:
@@ -345,11 +354,13 @@ def _check_distribution(p: Tensor, odds: Tensor, num_samples: int, replacement: 
         why = "cannot sample n_sample <= 0 samples"
     elif not replacement and num_samples > p.shape[-1]:
         why = "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
-    elif type(odds) is Tensor and odds.device.type == "cpu" and odds.numel():
-        if not ((odds >= 0) & odds.isfinite()).all():
-            why = "probability tensor contains either `inf`, `nan` or element < 0"
-        elif not (odds.sum(-1) > 0).all():
-            why = "invalid multinomial distribution (sum of probabilities <= 0)"
+    elif odds.device.type == "cpu" and odds.numel():
+        with on_plane(None):
+            numbers = _plain(odds)
+            if not ((numbers >= 0) & numbers.isfinite()).all():
+                why = "probability tensor contains either `inf`, `nan` or element < 0"
+            elif not (numbers.sum(-1) > 0).all():
+                why = "invalid multinomial distribution (sum of probabilities <= 0)"
     if why is not None:
         raise TransformError(at_user_line(f"vmap: multinomial: {why}"))
     return p.shape[-1]

@@ -3,7 +3,7 @@
 import torch
 
 from lanewise._rules.batch.families import lane_rule
-from lanewise._rules.batch.pooling import spatial
+from lanewise._rules.batch.pooling import check_rank, spatial
 
 aten = torch.ops.aten
 
@@ -15,6 +15,7 @@ spatial(
     aten.upsample_linear1d_backward.default,
     aten.upsample_nearest1d.default,
     aten.upsample_nearest1d_backward.default,
+    single=False,
 )
 spatial(
     2,
@@ -30,6 +31,7 @@ spatial(
     aten.upsample_bilinear2d_backward.default,
     aten.upsample_nearest2d.default,
     aten.upsample_nearest2d_backward.default,
+    single=False,
 )
 spatial(
     3,
@@ -39,6 +41,7 @@ spatial(
     aten.upsample_nearest3d_backward.default,
     aten.upsample_trilinear3d.default,
     aten.upsample_trilinear3d_backward.default,
+    single=False,
 )
 
 
@@ -50,10 +53,12 @@ def affine_grid(level, theta, size, align_corners):
     return out.unflatten(0, (level.size, images))
 
 
-def _grid_sampler(forward, backward):
+def _grid_sampler(rank, forward, backward):
     @lane_rule(forward)
     def sample(level, x, grid, *options):
         """x [B, N, C, *sp], grid [B, N, *out, r] -> [B, N, C, *out]; lanes of one alone go into C or out"""
+        check_rank(forward, x, rank, single=False)
+        check_rank(forward, grid, rank, single=False)
         lanes, images = level.size, x.shape[0]
         if not level.mapped(grid):
             out = forward(x.value.transpose(0, 1).flatten(1, 2), grid, *options)
@@ -88,5 +93,5 @@ def _ones(x):
     return [1] * (x.dim() - 2)
 
 
-_grid_sampler(aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default)
-_grid_sampler(aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default)
+_grid_sampler(2, aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default)
+_grid_sampler(3, aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default)

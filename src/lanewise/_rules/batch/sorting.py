@@ -89,14 +89,18 @@ def searchsorted_scalar(level, boundaries, x, *, sorter=None, **options):
     return torch.searchsorted(rows, torch.full_like(rows[:, :1], x), sorter=order, **options).squeeze(1)
 
 
-decompose(
-    aten.bucketize.Tensor,
-    lambda x, boundaries, **options: torch.ops.aten.searchsorted.Tensor(boundaries, x, **options),
-)
-decompose(
-    aten.bucketize.Scalar,
-    lambda x, boundaries, **options: torch.ops.aten.searchsorted.Scalar(boundaries, x, **options),
-)
+def _bucketize(search):
+    def bucketize(x, boundaries, **options):
+        if boundaries.dim() != 1:
+            why = f"bucketize: boundaries tensor must be 1 dimension, but got {list(boundaries.shape)}"
+            raise TransformError(at_user_line(why, "torch.searchsorted(boundaries, x)  # a row for each row of x"))
+        return search(boundaries, x, **options)
+
+    return bucketize
+
+
+decompose(aten.bucketize.Tensor, _bucketize(aten.searchsorted.Tensor))
+decompose(aten.bucketize.Scalar, _bucketize(aten.searchsorted.Scalar))
 leading(aten.isin.Tensor_Scalar)
 
 

@@ -18,7 +18,8 @@ from lanewise._core.journal import Journal, elements
 from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Lanes
 from lanewise._core.level import Level
-from lanewise._core.plane import Plane, detached
+from lanewise._core.plane import Plane, detached, versioned
+from lanewise._torch_compat import preserve_version
 
 
 class Step(NamedTuple):
@@ -158,7 +159,7 @@ def _journal(level: Any) -> Journal | None:
 
 def _restoring(target: Tensor, copy: Tensor) -> Callable[[], None]:
     def run() -> None:
-        with torch.no_grad():
+        with torch.no_grad(), preserve_version(*versioned(target)):
             detached(target).copy_(copy)
 
     return run

@@ -1,0 +1,95 @@
+"""torch's own forward mode inside a transformed function, and code that calls it: as in a loop."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from lanewise import grad, jvp, vmap
+
+XS = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 0.1
+Y = torch.linspace(0.2, 0.9, 5, dtype=torch.float64)
+
+OPERATIONS = {
+    "2 * d": lambda d: 2 * d,
+    "d * 2.5": lambda d: d * 2.5,
+    "d + 1": lambda d: d + 1,
+    "d - 1": lambda d: d - 1,
+    "1 - d": lambda d: 1 - d,
+    "d / 2": lambda d: d / 2,
+    "1 / d": lambda d: 1 / d,
+    "d ** 2": lambda d: d**2,
+    "2 ** d": lambda d: 2**d,
+    "d * y": lambda d: d * Y,
+    "y * d": lambda d: Y * d,
+    "d @ y": lambda d: d @ Y,
+    "sum * 2": lambda d: d.sum() * 2,
+    "item": lambda d: d * float(d[0]),
+    "scalar tensor": lambda d: d * torch.tensor(3.0),
+    "made inside": lambda d: d * torch.arange(5.0, dtype=torch.float64),
+    "where": lambda d: torch.where(Y > 0.5, d, Y),
+    "cat": lambda d: torch.cat([d, Y]),
+    "add, alpha": lambda d: torch.add(Y, d, alpha=2),
+    "linear": lambda d: F.linear(d, torch.ones(2, 5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)),
+    "clamp": lambda d: d.clamp(min=0.2),
+    "softmax": lambda d: (d * 2).softmax(0),
+    "layer_norm": lambda d: F.layer_norm(3 * d, (5,)),
+    "mul_": lambda d: d.clone().mul_(2),
+    "add_": lambda d: torch.zeros((), dtype=torch.float64).add_(d.sum()),
+    "copy_": lambda d: torch.zeros(5, dtype=torch.float64).copy_(d),
+    "index_put": lambda d: torch.zeros(5, dtype=torch.float64).index_put((torch.tensor(1),), d[0]),
+}
+# Where plain torch cannot differentiate its own forward mode by its reverse mode: it raises, or is wrong.
+TORCH_ERRS = {"softmax", "layer_norm"}
+
+
+def pushed(operation):
+    """The derivative of x -> operation(sin x) along one, at x."""
+
+    def run(x):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            return forward_ad.unpack_dual(operation(dual.sin())).tangent
+
+    return run
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_under_transforms(name):
+    f = pushed(OPERATIONS[name])
+    want = torch.stack([f(x) for x in XS])
+    close = torch.testing.assert_close
+    close(vmap(f)(XS), want)
+    close(vmap(vmap(f))(XS.view(2, 2, 5)).flatten(0, 1), want)
+    close(vmap(lambda x: f(x) if x[0] > 0.5 else f(x) * 2)(XS), torch.stack([f(x) * (1 + (x[0] <= 0.5)) for x in XS]))
+    if name == "item":
+        return  # a number, which is constant for derivatives and not for differences
+    step = 1e-5
+    for x in XS[:2]:
+        v = torch.linspace(-1, 1, 5, dtype=torch.float64)
+        slope = (f(x + step * v) - f(x - step * v)) / (2 * step)
+        value, tangent = jvp(f, (x,), (v,))
+        close(value, f(x))
+        close(tangent, slope, atol=1e-7, rtol=1e-6)
+        if name in TORCH_ERRS:
+            continue
+        close(grad(lambda x: f(x).sum())(x) @ v, slope.sum(), atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_around_vmap(name):
+    def run(xs):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(xs, torch.ones_like(xs))
+            return forward_ad.unpack_dual(vmap(lambda x: OPERATIONS[name](x.sin()))(dual)).tangent
+
+    torch.testing.assert_close(run(XS), torch.stack([pushed(OPERATIONS[name])(x) for x in XS]))
+
+
+def test_a_tangent_of_another_shape():
+    def run(x):
+        with forward_ad.dual_level():
+            return forward_ad.make_dual(x, torch.ones(3, dtype=torch.float64))
+
+    with pytest.raises(RuntimeError, match="Tensor is of size .5. while the given forward gradient is of size .3."):
+        vmap(run)(XS)
