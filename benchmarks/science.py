@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import mlp, parameters_of, random
-from benchmarks.workload import LOOP, Peers, transforms, workload
+from benchmarks.workload import BATCHED, LOOP, Peers, transforms, workload
 
 
 def _field(width: int = 32) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
@@ -24,7 +24,19 @@ def laplacian() -> Peers:
         mapped = api.vmap(lambda x: api.hessian(value)(x).diagonal().sum())
         return lambda: mapped(points)
 
-    return transforms(make)
+    def one(x: Tensor) -> Tensor:
+        return torch.stack([_second(net, x, direction) for direction in torch.eye(2)]).sum()
+
+    peers = transforms(make)
+    peers[LOOP] = lambda: torch.stack([one(x) for x in points])
+    return peers
+
+
+def _second(net: nn.Module, x: Tensor, direction: Tensor, keep: bool = False) -> Tensor:
+    """The second derivative of a net at one point along a direction, by torch.autograd."""
+    leaf = x.detach().requires_grad_()
+    (first,) = torch.autograd.grad(net(leaf).squeeze(), leaf, create_graph=True)
+    return torch.autograd.grad(first @ direction, leaf, create_graph=keep)[0] @ direction
 
 
 @workload("science", 1.0, tolerance=1e-3)
@@ -44,7 +56,14 @@ def residual_gradient() -> Peers:
         gradient = api.grad(lambda params: api.vmap(residual, in_dims=(None, 0))(params, points).mean())
         return lambda: gradient(params)
 
-    return transforms(make)
+    def loop() -> dict[str, Tensor]:
+        residuals = [(_second(net, x, direction, keep=True) - net(x).squeeze()) ** 2 for x in points]
+        grads = torch.autograd.grad(torch.stack(residuals).mean(), list(net.parameters()))
+        return dict(zip(params, grads, strict=True))
+
+    peers = transforms(make)
+    peers[LOOP] = loop
+    return peers
 
 
 @workload("science", 1.0)
@@ -59,7 +78,15 @@ def hessian_vector_product() -> Peers:
 
         return lambda: api.jvp(api.grad(loss), (params,), (vector,))[1]
 
-    return transforms(make)
+    def by_hand() -> dict[str, Tensor]:
+        weights = list(net.parameters())
+        first = torch.autograd.grad(net(points).square().mean(), weights, create_graph=True)
+        products = torch.autograd.grad([g.sum() for g in first], weights)
+        return dict(zip(params, products, strict=True))
+
+    peers = transforms(make)
+    peers[BATCHED] = by_hand
+    return peers
 
 
 def _pendulum(y: Tensor) -> Tensor:
@@ -85,7 +112,9 @@ def runge_kutta() -> Peers:
         mapped = api.vmap(lambda y: _runge_kutta(y, 50))
         return lambda: mapped(starts)
 
-    return transforms(make)
+    peers = transforms(make)
+    peers[BATCHED] = lambda: _runge_kutta(starts.T, 50).T
+    return peers
 
 
 @workload("science", 1.0)
@@ -97,7 +126,14 @@ def flow_jacobian() -> Peers:
         mapped = api.vmap(api.jacfwd(lambda y: _runge_kutta(y, 10)))
         return lambda: mapped(starts)
 
-    return transforms(make)
+    def one(y: Tensor) -> Tensor:
+        leaf = y.detach().requires_grad_()
+        out = _runge_kutta(leaf, 10)
+        return torch.stack([torch.autograd.grad(value, leaf, retain_graph=True)[0] for value in out])
+
+    peers = transforms(make)
+    peers[LOOP] = lambda: torch.stack([one(y) for y in starts])
+    return peers
 
 
 @workload("science", 1.0)

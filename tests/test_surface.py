@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise import grad, jacrev, jvp, vmap
+from lanewise import grad, jvp, vmap
 from lanewise.errors import CapturedWriteError, EscapedTensorError, LaneValueError
 from tests.oracles import assert_same, loop_vmap
 
@@ -111,8 +111,12 @@ def test_message_where_lanes_cannot_part():
         y.register_hook(lambda g: g * float(g.detach().numpy().sum()))
         return y * y
 
+    def rows(x):
+        x = x.requires_grad_()
+        return torch.autograd.grad(f(x), x, torch.eye(3), is_grads_batched=True)[0]
+
     with pytest.raises(LaneValueError) as caught:
-        jacrev(f)(XS)
+        vmap(rows)(XS.clone())
     assert str(caught.value).endswith(
         "Write instead:\n  torch.sin(x)  # torch's functions in place of NumPy's\n"
         "  or return the tensor, and call .numpy() outside the mapped function"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.direct import unwatched
 from lanewise._core.factories import route_past
-from lanewise._core.plane import recorded
+from lanewise._core.plane import tracked
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
@@ -109,7 +109,10 @@ def fused_choice(
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    """Attention as one operation on the plane below, where it is not recorded on this one; else NotImplemented."""
+    """Attention as one operation on the plane below, where nobody records it; else NotImplemented.
+
+    torch's fused kernels have no second derivative, the operations that they stand for have.
+    """
     if type(query) is not BatchTensor or type(query.level) is not BatchLevel or dropout_p or enable_gqa:
         return NotImplemented
     level = query.level
@@ -118,7 +121,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     for operand in (query, key, value):
         if not level.mapped(operand) or operand.dim() != query.dim() or operand.dtype is not query.dtype:
             return NotImplemented
-        if is_grad_enabled() and recorded(operand):
+        if is_grad_enabled() and tracked(operand):
             return NotImplemented
     if attn_mask is not None and (type(attn_mask) is not Tensor or attn_mask.requires_grad or attn_mask.dim() > 2):
         return NotImplemented
