@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
@@ -225,6 +226,61 @@ def test_no_lanes_at_all():
     assert lw.vmap(lambda a: torch.ones(2), out_dims=1)(x).shape == (2, 0)
     assert lw.vmap(lambda a: (a.sum(), "ok"))(x)[1] == "ok"
     assert lw.vmap(lw.grad(lambda a: (a**2).sum()))(x).shape == (0, 3)
+
+
+def _asserts(a):
+    assert (a > 0).all()
+    return a
+
+
+def _refuses(a):
+    if (a < 0).any() or not (a > 0).all():
+        raise ValueError("not positive")
+    return a
+
+
+def _must_be(a):
+    if a.sum() > 1:
+        return a * 2
+    raise ValueError("too small")
+
+
+def _divides(a):
+    return a * (math.log(a.sum().item()) + 1 / int(a.sum()))
+
+
+def _recurs(a):
+    def go(b, k):
+        return b if k == 0 else go(b * 2, k - 1)
+
+    return go(a, a.sum().int())
+
+
+def _logs(a):
+    torch._assert(bool((a > 0).all()), "not positive")
+    return torch.distributions.Gamma(a, a + 1).log_prob(a)
+
+
+@pytest.mark.parametrize("f", [_asserts, _refuses, _must_be, _divides, _recurs, _logs])
+def test_no_lane_fails_a_check(f):
+    for _ in range(2):
+        assert lw.vmap(f)(torch.zeros(0, 3)).shape == (0, 3)
+        assert lw.vmap(f, chunk_size=2)(torch.zeros(0, 3)).shape == (0, 3)
+        assert lw.vmap(lw.grad(lambda a: f(a).sum()))(torch.zeros(0, 3)).shape == (0, 3)
+        assert lw.vmap(lw.jacfwd(f))(torch.zeros(0, 3)).shape == (0, 3, 3)
+        assert lw.vmap(lw.vmap(f))(torch.zeros(2, 0, 3)).shape == (2, 0, 3)
+        assert lw.vmap(lw.vmap(f))(torch.zeros(0, 2, 3)).shape == (0, 2, 3)
+        lw.vmap(f)(torch.tensor([[1.0, 2.0, 3.0]]))
+
+
+def test_an_error_without_lanes_is_that_of_the_first_run():
+    def f(a):
+        if a.sum() > 0:
+            raise ValueError("one")
+        raise ValueError("zero")
+
+    with pytest.raises(ValueError, match="zero"):
+        lw.vmap(f)(torch.zeros(0, 3))
 
 
 def test_a_returned_argument_is_an_alias():

@@ -299,6 +299,8 @@ def plainly(value: Tensor) -> Tensor:
 def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     """The tensor below `[*S]` that lanes agree on; where they do not, go on with the largest group of them.
 
+    Where there are no lanes, zeros or ones.
+
     Raises:
         Disagreement: All lanes of the level run together, and its function can be run again for that.
     """
@@ -306,7 +308,8 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     with on_plane(None):
         first = rows[:1]
         if not rows.shape[0]:
-            return torch.zeros(rows.shape[1:], dtype=rows.dtype, device=rows.device)
+            one = level.answers is not None and level.answers.next()
+            return torch.full(rows.shape[1:], one, dtype=rows.dtype, device=rows.device)
         same = ((rows == first) | ((rows != rows) & (first != first))).reshape(rows.shape[0], -1).all(1)
         if bool(same.all()):
             return rows[0]

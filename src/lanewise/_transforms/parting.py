@@ -70,19 +70,24 @@ def check_lost(level: BatchLevel, code: Any) -> None:
 def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before | None) -> None:
     """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part.
 
+    Where there are no lanes, what it did before an error, so that it can be run with other answers to what it asked.
+
     `held`: what objects outside held before that, if it may have changed them.
 
-    Raises `error` again where they did not disagree, and leaves running statistics as they were before the call.
+    Raises `error` again where neither is so, and leaves running statistics as they were before the call.
     """
-    if arrived(level, error, Disagreement) is None:
+    if level.answers is not None and isinstance(error, Exception):
+        level.answers.change(error)
+    elif arrived(level, error, Disagreement) is None:
         if isinstance(level.journal, Journal):
             level.journal.undo_updates()
         if isinstance(error, Exception):
             hide_own_frames(error)
         raise error
+    else:
+        parted.add(code)
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
     if held is not None:
         held.put_back()
     reseat_generators(level)
-    parted.add(code)

@@ -13,6 +13,7 @@ from lanewise._core.lanes import Disagreement, machine, raise_caught
 from lanewise._core.outside import NOT_LOOKED_AT, held_before, reach_of
 from lanewise._core.random import Generators
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
+from lanewise._core.unasked import Answers
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
@@ -115,7 +116,7 @@ def vmap(
         if peer_engine_active():
             raise refuse_peer("vmap")
         size = _common_size(args) if front else _size_along(in_dims, args) if plain else -1
-        if size >= 0 and not ((parted or machine.boundaries) and parts(code)):
+        if size > 0 and not ((parted or machine.boundaries) and parts(code)):
             level = BatchLevel(size, randomness)
             generators = None if randomness == "error" else Generators()
             if reach is NOT_LOOKED_AT:
@@ -227,9 +228,12 @@ def run_lanes(
     """Run the function for the lanes `start ... start + length` out of `total`."""
     start, length, total = place
     code = code_of(call.func)
-    if not parts(code) and not any(dim is not None and by_component(leaf, dim) for leaf, dim in zip(leaves, dims)):
+    whole = not any(dim is not None and by_component(leaf, dim) for leaf, dim in zip(leaves, dims))
+    answers = None if length else Answers()
+    while whole and (answers is not None or not parts(code)):
         lanes = list(leaves)
         level = BatchLevel(length, randomness, total, start)
+        level.answers = answers
         generators = None if randomness == "error" else Generators()
         held = held_before(reach_of(call.func), lanes)
         try:

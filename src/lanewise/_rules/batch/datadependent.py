@@ -22,11 +22,12 @@ aten = torch.ops.aten
 
 @lane_rule(aten._local_scalar_dense.default, raw=True)
 def local_scalar_dense(level, x):
-    """The one number of all lanes, or an error; zero where there are no lanes."""
+    """The one number of all lanes, or an error; zero or one where there are no lanes."""
     if not level.mapped(x):
         return level.physical(x).item()
     if not level.size:
-        return torch.zeros((), dtype=x.dtype).item()
+        one = level.answers is not None and level.answers.next()
+        return torch.full((), one, dtype=x.dtype).item()
     numbers = x.value.flatten()
     first = numbers.select(0, 0)
     if bool(((numbers == first) | ((numbers != numbers) & (first != first))).all()):

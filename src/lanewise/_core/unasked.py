@@ -1,0 +1,43 @@
+"""What code that asks for a number is told where there are no lanes, none of which could have given it.
+
+Any answer is right, but not with any does the function return: a check of values that no lane has may find them invalid
+and raise. Then the function is run again, and the last question is answered otherwise.
+"""
+
+# Runs of one function. Each check that must pass costs one.
+_MOST_RUNS = 64
+
+
+class Answers:
+    """The answers of one call of a function: zero to all questions, until it raises.
+
+    Attributes:
+        given: The answers of this run, and those to give; True for one.
+        asked: How many questions this run has asked.
+        errors: What earlier runs raised.
+    """
+
+    __slots__ = ("given", "asked", "errors")
+
+    def __init__(self) -> None:
+        self.given: list[bool] = []
+        self.asked = 0
+        self.errors: list[Exception] = []
+
+    def next(self) -> bool:
+        """The answer to one more question."""
+        if self.asked == len(self.given):
+            self.given.append(False)
+        self.asked += 1
+        return self.given[self.asked - 1]
+
+    def change(self, error: Exception) -> None:
+        """Answer otherwise after `error`; raises the first error where other answers did not help."""
+        self.errors.append(error)
+        del self.given[self.asked :]
+        while self.given and self.given[-1]:
+            self.given.pop()
+        if not self.given or len(self.errors) == _MOST_RUNS:
+            raise self.errors[0]
+        self.given[-1] = True
+        self.asked = 0
