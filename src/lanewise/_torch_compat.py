@@ -408,6 +408,23 @@ def higher_order_modules(name: str) -> list[Any]:
     return [package, module]
 
 
+def serve_higher_order(operator: Any, key: Any, run: Callable) -> None:
+    """What a higher-order operator does while a dispatch key is on, but for a trace of the compiler's.
+
+    Without it `torch.cond` raises in `grad` outside every other transform, and its second derivative is zero.
+    """
+    key_set = DispatchKeySet(key)
+    fake = torch._C._TorchDispatchModeKey.FAKE
+
+    def kernel(*args: Any) -> Any:
+        if torch._C._get_dispatch_mode(fake) is None:
+            return run(*args)
+        with ExcludeDispatchKeyGuard(key_set):
+            return operator(*args)
+
+    operator.py_impl(key)(kernel)
+
+
 def generator_identity(generator: torch.Generator) -> int:
     """Which generator it is: a kernel gets a new Python object for it each time.
 

@@ -11,7 +11,7 @@ import torch
 
 from lanewise._control import operators, scans
 from lanewise._core.level import current_level, route_name
-from lanewise._torch_compat import higher_order_modules
+from lanewise._torch_compat import ORDER_KEY, higher_order_modules, serve_higher_order, tls_is_included
 
 
 def _while_loop(cond_fn: Callable, body_fn: Callable, carried_inputs: tuple) -> Any:
@@ -43,11 +43,19 @@ def _map(f: Callable, xs: Any, *args: Any) -> Any:
 def _routed(own: Callable, theirs: Callable) -> Callable:
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (theirs if current_level() is None else own)(*args, **kwargs)
+        outside = current_level() is None and not tls_is_included(ORDER_KEY)
+        return (theirs if outside else own)(*args, **kwargs)
 
     return call
 
 
+def _while_of_graphs(cond_fn: Callable, body_fn: Callable, carried: tuple, captured: tuple) -> tuple:
+    return _while_loop(lambda *state: cond_fn(*state, *captured), lambda *state: body_fn(*state, *captured), carried)
+
+
+# In a `grad` that is inside no other transform, `torch.cond` is torch's own. The graphs that it makes come here.
+serve_higher_order(torch.ops.higher_order.cond, ORDER_KEY, operators.cond)
+serve_higher_order(torch.ops.higher_order.while_loop, ORDER_KEY, _while_of_graphs)
 route_name("cond", _routed(operators.cond, torch.cond))
 route_name("while_loop", _routed(_while_loop, torch.while_loop))  # type: ignore[attr-defined]
 for _name, _own in (
