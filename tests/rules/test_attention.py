@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lanewise import vmap
+from lanewise import grad, jacfwd, jvp, vmap
 from tests.oracles import assert_same
 from tests.rules.lanes import bools, check, normal
 
@@ -54,6 +54,39 @@ def test_gradient_of_the_per_sample_gradient():
     got = torch.autograd.grad(vmap(slope)(q).square().sum(), q)
     want = torch.autograd.grad(sum(slope_by_formula(lane).square().sum() for lane in q), q)
     assert_same(got, want)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 3, 4), (4, 3, 4)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("wrt", [0, 1, 2])
+def test_heads_that_share_keys(shape, masked, wrt):
+    """`enable_gqa` under every transform, against keys and values that are repeated by hand"""
+    mask = torch.randn(3, 5, dtype=torch.float64) if masked else None
+
+    def shared(q, k, v):
+        return attend(q, k, v, mask, enable_gqa=True)
+
+    def repeated(q, k, v):
+        return attend(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3), mask)
+
+    keys = (*shape[:-3], 2, 5, 4)
+    xs = [torch.randn(2, 2, *each, dtype=torch.float64) for each in (shape, keys, keys)]
+    one, many = [x[0, 0] for x in xs], [x[0] for x in xs]
+
+    def total(f):
+        return lambda *args: (f(*args) ** 2).sum()
+
+    for transformed in (
+        lambda f: vmap(f)(*many),
+        lambda f: vmap(grad(total(f), wrt))(*many),
+        lambda f: vmap(vmap(grad(total(f), wrt)))(*xs),
+        lambda f: grad(lambda *args: vmap(total(f))(*args).sum(), wrt)(*many),
+        lambda f: jvp(f, tuple(one), tuple(many[j][1] for j in range(3))),
+        lambda f: vmap(jacfwd(total(f), wrt))(*many),
+        lambda f: jvp(grad(total(f), wrt), tuple(one), tuple(many[j][1] for j in range(3))),
+        lambda f: grad(lambda *args: (vmap(grad(total(f), wrt))(*args) ** 2).sum(), wrt)(*many),
+    ):
+        assert_same(transformed(shared), transformed(repeated))
 
 
 def test_choice_of_kernel():

@@ -46,8 +46,8 @@ def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *,
     mask = _fold_mask(level, attn_mask, images)
     if mask is not None and mask.requires_grad:
         # Seen from this plane the mask needs no gradient, so torch chose a kernel that gives it none.
-        scores = _scores(q, k, mask, is_causal, scale)
-        parts = aten._safe_softmax(scores, -1) @ v, scores.logsumexp(-1)
+        scores = _scores(q, for_each_head(k, q), mask, is_causal, scale)
+        parts = aten._safe_softmax(scores, -1) @ for_each_head(v, q), scores.logsumexp(-1)
     else:
         parts = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale
@@ -75,6 +75,18 @@ def flash_attention_backward(
     return tuple(t.unflatten(0, (lanes, images)) for t in parts)
 
 
+def for_each_head(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values [N, H', S, E] -> [N, H, S, E]: where H' < H, so many heads of the query share one."""
+    shared = query.shape[1] // x.shape[1]
+    return x if shared == 1 else x.repeat_interleave(shared, 1)
+
+
+def for_shared_heads(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient in `for_each_head(x, query)` -> that in x."""
+    heads = x.shape[1]
+    return gradient if gradient.shape[1] == heads else gradient.unflatten(1, (heads, -1)).sum(2)
+
+
 def _scores(query, key, mask, is_causal, scale):
     """scale q k' + mask, -inf where a row may not look"""
     scores = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * query @ key.mT
@@ -89,11 +101,13 @@ def _scores(query, key, mask, is_causal, scale):
 
 def attention_backward_formula(grad, query, key, value, mask, is_causal, scale):
     """Gradients of softmax(scale q k' + mask) v in q, k and v, by differentiable operations."""
-    weights = aten._safe_softmax(_scores(query, key, mask, is_causal, scale), -1)
+    keys, values = for_each_head(key, query), for_each_head(value, query)
+    weights = aten._safe_softmax(_scores(query, keys, mask, is_causal, scale), -1)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    grad_weights = grad @ value.mT
+    grad_weights = grad @ values.mT
     grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))
-    return scale * grad_scores @ key, scale * grad_scores.mT @ query, weights.mT @ grad
+    grad_keys, grad_values = scale * grad_scores.mT @ query, weights.mT @ grad
+    return scale * grad_scores @ keys, for_shared_heads(grad_keys, key), for_shared_heads(grad_values, value)
 
 
 @lane_rule(aten._fused_sdp_choice.default, raw=True)

@@ -2,6 +2,7 @@
 
 import torch
 
+from lanewise._rules.batch.attention import for_each_head, for_shared_heads
 from lanewise._rules.jvp.families import decomposed, fitted, jvp_rule, multilinear
 
 aten = torch.ops.aten
@@ -100,8 +101,8 @@ def _scores(q, k, is_causal, attn_mask, scale):
 @decomposed(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """softmax(q k' / sqrt(d)) v and the log of the softmax's divisor"""
-    scores = _scores(q, k, is_causal, attn_mask, scale)
-    return torch.softmax(scores, -1) @ v, scores.logsumexp(-1)
+    scores = _scores(q, for_each_head(k, q), is_causal, attn_mask, scale)
+    return torch.softmax(scores, -1) @ for_each_head(v, q), scores.logsumexp(-1)
 
 
 @decomposed(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -109,7 +110,8 @@ def flash_attention_backward(
     g, q, k, v, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):  # fmt: skip
     """From the weights p = exp(scores - logsumexp): gradients of q, k and v"""
-    p = (_scores(q, k, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1)).exp()
+    keys, values = for_each_head(k, q), for_each_head(v, q)
+    p = (_scores(q, keys, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1)).exp()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    gs = p * (g @ v.transpose(-2, -1) - (g * out).sum(-1, True)) * scale
-    return gs @ k, gs.transpose(-2, -1) @ q, p.transpose(-2, -1) @ g
+    gs = p * (g @ values.transpose(-2, -1) - (g * out).sum(-1, True)) * scale
+    return gs @ keys, for_shared_heads(gs.transpose(-2, -1) @ q, k), for_shared_heads(p.transpose(-2, -1) @ g, v)
