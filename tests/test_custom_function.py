@@ -743,6 +743,51 @@ def test_random_forward():
         vmap(lambda x: Noisy.apply(x))(xs)
 
 
+@pytest.mark.parametrize("new_style", [False, True])
+def test_random_forward_of_captured_tensors(new_style):
+    def draw(x):
+        return x * torch.bernoulli(torch.full((300,), 0.5)) + torch.rand_like(x)
+
+    class Noisy(Function):
+        if new_style:
+            forward = staticmethod(draw)
+
+            @staticmethod
+            def setup_context(ctx, inputs, output):
+                ctx.save_for_backward(output)
+        else:
+
+            @staticmethod
+            def forward(ctx, x):
+                out = draw(x)
+                ctx.save_for_backward(out)
+                return out
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0]
+
+    w, xs = torch.ones(300, requires_grad=True), torch.zeros(4, 300)
+    out = vmap(lambda x: Noisy.apply(w) + x, randomness="different")(xs)
+    assert len(out.detach().unique(dim=0)) == 4
+    assert_same(torch.autograd.grad(out.sum(), w)[0], out.detach().sum(0))
+    out = vmap(lambda x: Noisy.apply(w) + x, randomness="same")(xs)
+    assert len(out.detach().unique(dim=0)) == 1
+    assert_same(torch.autograd.grad(out.sum(), w)[0], out.detach().sum(0))
+
+    def slope(x):
+        out, back = vjp(lambda w: Noisy.apply(w) + x, w.detach())
+        return back(torch.ones(300))[0], out
+
+    slopes, out = vmap(slope, randomness="different")(xs)
+    assert len(out.unique(dim=0)) == 4
+    assert_same(slopes, out)
+    nested = vmap(vmap(lambda x: Noisy.apply(w) + x, randomness="same"), randomness="different")(xs.view(2, 2, 300))
+    assert torch.equal(nested[0, 0], nested[0, 1]) and not torch.equal(nested[0], nested[1])
+    with pytest.raises(errors.RandomnessError):
+        vmap(lambda x: Noisy.apply(w) + x)(xs)
+
+
 class InNumpy(Function):
     """Everything in NumPy; the backward keeps an array of its own as a tensor."""
 

@@ -221,6 +221,19 @@ def test_distributions(name):
         assert slopes.isfinite().all()
 
 
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_from_outside(name):
+    """A distribution whose parameters are captured draws for each lane, or once for all."""
+    make, *parameters = DISTRIBUTIONS[name]
+    one = make(*parameters)
+    out = vmap(lambda x: one.sample((20,)) + x, randomness="different")(torch.zeros(3))
+    assert len({tuple(lane.flatten().tolist()) for lane in out}) == 3
+    out = vmap(lambda x: one.sample((20,)) + x, randomness="same")(torch.zeros(3))
+    assert torch.equal(out[0], out[1])
+    with pytest.raises(RandomnessError):
+        vmap(lambda x: one.sample((20,)) + x)(torch.zeros(3))
+
+
 LOCATED = ["Cauchy", "Gumbel", "Laplace", "LogNormal", "MultivariateNormal", "Normal", "Uniform"]
 
 

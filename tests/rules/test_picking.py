@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import grad, hessian, jvp, vmap
+from lanewise import grad, hessian, jacfwd, jvp, vmap
 from lanewise._rules.batch import picking
 
 LANES = 64
@@ -106,6 +106,8 @@ FORMULAS = {
     "middle": lambda x, i: x.median(0)[0] * x.nanmedian(1)[0] * x.kthvalue(2)[0],
     "mode": lambda x, i: x.mode(0)[0],
     "cummax": lambda x, i: x.cummax(0)[0] * x.cummin(1)[0],
+    "scatter_reduce": lambda x, i: torch.ones_like(x[0]).scatter_reduce(0, i[1], x[1] ** 2, "amax", include_self=False),
+    "scatter_reduce mean": lambda x, i: x.scatter_reduce(0, i, 2 * x[2:], "mean"),
 }
 
 
@@ -118,6 +120,8 @@ def test_zeros_that_a_formula_fills(name):
     torch.testing.assert_close(vmap(vmap(grad(loss)))(xs[None], numbers[None])[0], wanted)
     curved = torch.stack([_curvature(loss, *lane) for lane in zip(xs, numbers)])
     torch.testing.assert_close(vmap(hessian(loss))(xs, numbers), curved)
+    torch.testing.assert_close(vmap(jacfwd(jacfwd(loss)))(xs, numbers), curved)
+    torch.testing.assert_close(jacfwd(jacfwd(lambda x: vmap(loss)(x, numbers).sum()))(xs)[0, :, :, 0], curved[0])
     over = grad(lambda x: vmap(grad(loss))(x, numbers).square().sum())(xs)
     torch.testing.assert_close(over, 2 * torch.einsum("bij,bijkl->bkl", wanted, curved))
 

@@ -78,6 +78,7 @@ class Call:
         written: Which input an output is, where forward wrote to it and returned it.
         materialize: Whether missing gradients are zeros for the user's backward.
         grad_dtypes: The dtypes in which the user's backward gets its gradients, where it says so.
+        around: The level of the lanes around, for which forward draws where its operands have none.
     """
 
     cls: Any
@@ -87,6 +88,7 @@ class Call:
     written: dict[int, int]
     materialize: bool
     grad_dtypes: tuple | None = None
+    around: Any = None
 
     def forward(self, args: tuple) -> tuple:
         """The outputs; runs once, with nothing recorded."""
@@ -138,7 +140,7 @@ class UserCall(Call):
                 arg.requires_grad_()
         with (
             record_as_outside(never=True),
-            on_plane(highest_level(args)),
+            on_plane(highest_level(args) or self.around),
             ForceDispatchKeyGuard(self.include, self.exclude),
         ):
             if is_new_style(self.cls):
@@ -177,6 +179,7 @@ class UserCall(Call):
     def _run_lanes(self, level: BatchLevel, args: tuple) -> tuple:
         """Forward asks for Python values or NumPy arrays of lane values: once per lane, and the results stacked."""
         _say_slow(self.cls)
+        self.around = None
         lanes = [copy.copy(self) for _ in range(level.size)]
         rows = [level.below(lane.forward, at_lane(level, args, b)) for b, lane in enumerate(lanes)]
         first = lanes[0]
@@ -304,7 +307,9 @@ class LaneCall(Call):
 
     def _forward(self, level: BatchLevel, args: tuple) -> tuple:
         inputs = tuple([give(level, arg, form) for arg, form in zip(args, self.args, strict=True)])
+        self.inner.around = level
         outs = self.inner.forward(inputs)
+        self.inner.around = None
         for name in _OUTPUT_ATTRIBUTES:
             setattr(self, name, getattr(self.inner, name))
         # Outputs that are the same in all lanes stay so, unless others have lanes: then all cotangents have lanes too.

@@ -1,10 +1,12 @@
 """`Tensor.new`, the oldest factory, which torch.distributions uses still. torch's own makes a tensor of no plane."""
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanewise._core.level import current_level
 from lanewise._core.plane import Plane
 
 
@@ -17,4 +19,14 @@ def new(self: Tensor, *args: Any, device: Any = None) -> Tensor:
     return self.new_empty(size, device=device)
 
 
+_torch_new: Any = Tensor.new
+
+
+@functools.wraps(_torch_new)
+def _new_plain(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`Tensor.new` of a plain tensor. Inside a transformed function the result belongs to it."""
+    return (_torch_new if current_level() is None else new)(self, *args, **kwargs)
+
+
 Plane.new = new  # type: ignore[attr-defined]
+Tensor.new = _new_plain  # type: ignore[method-assign]
