@@ -750,7 +750,7 @@ def test_random_forward_of_captured_tensors(new_style):
 
     class Noisy(Function):
         if new_style:
-            forward = staticmethod(draw)
+            forward = staticmethod(draw)  # type: ignore[assignment]
 
             @staticmethod
             def setup_context(ctx, inputs, output):
