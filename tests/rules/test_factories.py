@@ -56,6 +56,46 @@ def test_lane_values_written_into_what_was_made_inside(make, write):
     assert torch.equal(CAPTURED, torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64))
 
 
+FROM_LANES = {
+    "tensor": lambda x: torch.tensor([x[0], 1, x[1]]),
+    "as_tensor": lambda x: torch.as_tensor([[x[0], 1], [2, x[1]]]),
+    "asarray": lambda x: torch.asarray([x[0], x[1]]),
+    "asarray of a lane": lambda x: torch.asarray(x) * 1,
+    "new_tensor": lambda x: x.new_tensor([[x[0], x[1]], (1, 2)]),
+    "new_tensor of another dtype": lambda x: x.new_tensor([x[0], x[1]], dtype=torch.float32),
+    "new_tensor of a captured tensor": lambda x: CAPTURED.new_tensor([x[0], x[1]]),
+    "numbers": lambda x: torch.tensor([x[0].item(), int(x[1])]),
+    "as_tensor of numbers": lambda x: torch.as_tensor([x[0].item(), 2]),
+    "as_tensor of a number": lambda x: torch.as_tensor(float(x[0]), dtype=torch.float64),
+    "asarray of numbers": lambda x: torch.asarray([x[0].item(), x[1].item()]),
+    "asarray of integers": lambda x: torch.asarray([int(x[0]), 2]),
+    "new_tensor of numbers": lambda x: x.new_tensor([x[0].item(), int(x[1])]),
+    "new_tensor of a number": lambda x: CAPTURED.new_tensor(int(x[0])),
+    "scalar_tensor": lambda x: torch.scalar_tensor(x[0].item(), dtype=torch.float64),
+    "scalar_tensor of an integer": lambda x: torch.scalar_tensor(int(x[0])),
+    "truth": lambda x: torch.as_tensor([bool(x[0] > 0), True]),
+}
+
+
+@pytest.mark.parametrize("name", FROM_LANES)
+def test_made_from_lane_values(name):
+    f = FROM_LANES[name]
+    check(f, normal(2), grad=False)
+    check(lambda x: f(x * 2) if x[0] > x[1] else f(-x), normal(2), grad=False)
+
+
+def test_numbers_of_each_lane_take_one_run():
+    runs = []
+
+    def f(x):
+        runs.append(0)
+        number = x[0].item() if x[0] < 9 else 0.0
+        return torch.as_tensor(number) + torch.scalar_tensor(number) + torch.asarray([number]) + x.new_tensor([number])
+
+    vmap(f)(torch.randn(16, 2))
+    assert len(runs) < 4
+
+
 def test_a_captured_tensor_takes_no_lane_values():
     total = torch.zeros(3)
     with pytest.raises(RuntimeError, match="inplace arithmetic") as caught:

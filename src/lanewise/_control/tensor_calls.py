@@ -18,16 +18,17 @@ _POINTWISE = frozenset(
 )
 # Functions of torch that take one number for a list, and ask for it natively: they do not see `__torch_function__`.
 TAKE_LISTS = frozenset(
-    "tensor as_tensor zeros ones empty rand randn new_zeros new_ones new_empty view reshape expand permute tile repeat "
-    "flip split roll sum nansum mean nanmean amax amin std std_mean var var_mean norm logsumexp nuclear_norm "
-    "frobenius_norm linalg_norm linalg_vector_norm conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "conv_transpose3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices "
-    "max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d adaptive_avg_pool1d adaptive_avg_pool2d "
-    "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d "
-    "fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d col2im im2col upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
-    "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d fft_fft2 fft_fftn fft_ifft2 fft_ifftn fft_rfft2 "
-    "fft_rfftn fft_irfft2 fft_irfftn fft_hfft2 fft_hfftn fft_ihfft2 fft_ihfftn fft_fftshift fft_ifftshift".split()
+    "tensor as_tensor asarray new_tensor zeros ones empty rand randn new_zeros new_ones new_empty view reshape expand "
+    "permute tile repeat flip split roll sum nansum mean nanmean amax amin std std_mean var var_mean norm logsumexp "
+    "nuclear_norm frobenius_norm linalg_norm linalg_vector_norm conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d "
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+    "adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d reflection_pad1d reflection_pad2d "
+    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d col2im im2col upsample_nearest1d "
+    "upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+    "upsample_trilinear3d fft_fft2 fft_fftn fft_ifft2 fft_ifftn fft_rfft2 fft_rfftn fft_irfft2 fft_irfftn fft_hfft2 "
+    "fft_hfftn fft_ihfft2 fft_ihfftn fft_fftshift fft_ifftshift".split()
 )
 _SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 
@@ -41,8 +42,11 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
         if not kwargs or not any(_has_numbers(arg) for arg in kwargs.values()):
             return func(*args, **kwargs)
     name = func.__name__.strip("_")
-    if name == "tensor":
+    if name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
         return _made(func, args, kwargs)
+    if name == "new_tensor":
+        options = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
+        return _made(torch.tensor, args[1:], options)
     if name in ("getitem", "setitem"):
         x, index, *value = args
         return func(x, _index(index), *[weak(v, [x]) if isinstance(v, LaneNumber) else v for v in value])
@@ -96,8 +100,10 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """`torch.tensor` of nested lists."""
+    """`torch.tensor` and the like, of nested lists or of a number."""
     data, rest = args[0], args[1:]
+    if func.__name__ == "scalar_tensor" and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": torch.get_default_dtype()}
     if not rest and kwargs.get("dtype") is None:
         kinds = set(_kinds(data))
         if kinds <= set(RANK):

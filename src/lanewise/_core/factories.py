@@ -69,7 +69,7 @@ def join_lists_in(name: str) -> None:
         if current_level() is None:
             return plain(data, *args, **kwargs)
         if not isinstance(data, (list, tuple)):
-            return plain(tensor_behind(data) if name == "as_tensor" else data, *args, **kwargs)
+            return plain(data if name == "tensor" else tensor_behind(data), *args, **kwargs)
         leaves = list(_leaves(data))
         if not any(isinstance(leaf, Plane) for leaf in leaves):
             return plain(data, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""`Tensor.new`, the oldest factory, which torch.distributions uses still. torch's own makes a tensor of no plane."""
+"""`Tensor.new` and `new_tensor`, which torch.distributions use still. torch's own make tensors of no plane."""
 
 import functools
 from typing import Any
@@ -28,5 +28,20 @@ def _new_plain(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return (_torch_new if current_level() is None else new)(self, *args, **kwargs)
 
 
+_torch_new_tensor: Any = Tensor.new_tensor
+
+
+@functools.wraps(_torch_new_tensor)
+def new_tensor(self: Tensor, data: Any, **options: Any) -> Tensor:
+    """As torch.tensor, but for the dtype and the device; lists may hold lane values."""
+    if current_level() is None or not isinstance(data, (list, tuple)):
+        return _torch_new_tensor(self, data, **options)
+    for name in ("dtype", "device"):
+        if options.get(name) is None:
+            options[name] = getattr(self, name)
+    return torch.tensor(data, **options)
+
+
 Plane.new = new  # type: ignore[attr-defined]
 Tensor.new = _new_plain  # type: ignore[method-assign]
+Tensor.new_tensor = new_tensor  # type: ignore[method-assign]

@@ -75,7 +75,7 @@ route(aten._efficientzerotensor.default, _zero_tangent)
 route(aten.set_data.default, lambda x, new: setattr(x, "data", new))
 for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
-for _name in ("as_tensor", "tensor"):
+for _name in ("as_tensor", "asarray", "tensor"):
     join_lists_in(_name)
 
 
