@@ -163,3 +163,61 @@ def test_attention_of_lanes_as_one_operation(dims, causal, masked):
         grads, torch.autograd.grad(torch.stack([f(*row) for row in zip(*leaves)]).sin().sum(), leaves)
     )
     assert vmap(f)(q[:0], k[:0], v[:0]).shape == (0, *want.shape[1:])
+
+
+def differences(f, x, direction):
+    return (f(x + 1e-6 * direction) - f(x - 1e-6 * direction)) / 2e-6
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("norm", [None, torch.nn.LayerNorm(4).double()])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_encoder_that_takes_the_padding_out(norm, frozen):
+    """Without gradients, torch's encoder makes a nested tensor of what is no padding, which is zero at the end."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, norm).double().eval().requires_grad_(not frozen)
+    x = torch.randn(4, 5, 4, dtype=torch.float64)
+    padding = torch.arange(5) >= torch.tensor([[5], [2], [3], [1]])
+
+    def each(x, padding):
+        return encoder(x[None], src_key_padding_mask=padding[None])[0]
+
+    def branch(x, padding):
+        return each(x, padding) * 2 if x[0, 0] > 0 else each(-x, padding)
+
+    def together(x):
+        return encoder(x, src_key_padding_mask=padding)
+
+    with torch.set_grad_enabled(frozen):
+        for f in (each, branch):
+            want = torch.stack([f(*lane) for lane in zip(x, padding)])
+            assert_same(vmap(f)(x, padding), want)
+            assert_same(vmap(vmap(f))(x[None], padding[None])[0], want)
+        assert_same(vmap(each, in_dims=(None, 0))(x[0], padding), torch.stack([each(x[0], lane) for lane in padding]))
+        assert_same(vmap(together)(torch.stack([x, -x])), torch.stack([together(x), together(-x)]))
+        assert_same(vmap(lambda y: together(x) + y)(x), torch.stack([together(x) + lane for lane in x]))
+        gaps = padding.clone()
+        gaps[1, :1] = True  # what is no prefix stays: then the padding is not zero at the end
+        assert_same(vmap(each)(x, gaps), torch.stack([each(*lane) for lane in zip(x, gaps)]))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_forward_mode_of_fused_layers(norm_first, masked):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, norm_first=norm_first, activation="gelu")
+    layer = layer.double().eval().requires_grad_(False)
+    x, direction = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    mask = torch.ones(5, 5, dtype=torch.bool).triu(1) if masked else None
+
+    def check_tangents(f):
+        want = differences(f, x, direction)
+        assert_same(jvp(f, (x,), (direction,))[1], want, (1e-6, 1e-6))
+        got = vmap(lambda x, t: jvp(lambda x: f(x[None])[0], (x,), (t,))[1])(x, direction)
+        assert_same(got, want, (1e-6, 1e-6))
+        jacobians = vmap(jacfwd(lambda x: f(x[None])[0]))(x)
+        assert_same(torch.einsum("bijkl,bkl->bij", jacobians, direction), want, (1e-6, 1e-6))
+
+    check_tangents(lambda x: layer(x, mask))
+    check_tangents(lambda x: layer.self_attn(x, x, x, attn_mask=mask, need_weights=False)[0])

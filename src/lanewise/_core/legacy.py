@@ -31,7 +31,7 @@ def _new_plain(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 _torch_new_tensor: Any = Tensor.new_tensor
 
 
-@functools.wraps(_torch_new_tensor)
+@functools.wraps(_torch_new_tensor, assigned=("__name__", "__qualname__"))
 def new_tensor(self: Tensor, data: Any, **options: Any) -> Tensor:
     """As torch.tensor, but for the dtype and the device; lists may hold lane values."""
     if current_level() is None or not isinstance(data, (list, tuple)):

@@ -177,7 +177,7 @@ def safe_softmax(level, x, dim, dtype=None):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _multi_head_attention(
+def multi_head_attention(
     query,
     key,
     value,
@@ -207,10 +207,10 @@ def _multi_head_attention(
     return out, weights.mean(1) if average_attn_weights else weights
 
 
-decompose(aten._native_multi_head_attention.default, _multi_head_attention)
+decompose(aten._native_multi_head_attention.default, multi_head_attention)
 
 
-def _encoder_layer(
+def encoder_layer(
     x,
     embed_dim,
     heads,
@@ -247,10 +247,10 @@ def _encoder_layer(
 
     if norm_first:
         y = norm_1(x)
-        x = x + _multi_head_attention(y, y, y, *attention)[0]
+        x = x + multi_head_attention(y, y, y, *attention)[0]
         return x + feed_forward(norm_2(x))
-    x = norm_1(x + _multi_head_attention(x, x, x, *attention)[0])
+    x = norm_1(x + multi_head_attention(x, x, x, *attention)[0])
     return norm_2(x + feed_forward(x))
 
 
-decompose(aten._transformer_encoder_layer_fwd.default, _encoder_layer)
+decompose(aten._transformer_encoder_layer_fwd.default, encoder_layer)

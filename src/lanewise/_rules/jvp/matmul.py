@@ -2,7 +2,7 @@
 
 import torch
 
-from lanewise._rules.batch.attention import for_each_head, for_shared_heads
+from lanewise._rules.batch.attention import encoder_layer, for_each_head, for_shared_heads, multi_head_attention
 from lanewise._rules.jvp.families import decomposed, fitted, jvp_rule, multilinear
 
 aten = torch.ops.aten
@@ -115,3 +115,7 @@ def flash_attention_backward(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gs = p * (g @ values.transpose(-2, -1) - (g * out).sum(-1, True)) * scale
     return gs @ keys, for_shared_heads(gs.transpose(-2, -1) @ q, k), for_shared_heads(p.transpose(-2, -1) @ g, v)
+
+
+decomposed(aten._native_multi_head_attention.default)(multi_head_attention)
+decomposed(aten._transformer_encoder_layer_fwd.default)(encoder_layer)
