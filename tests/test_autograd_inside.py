@@ -537,6 +537,47 @@ def test_data_set():
     assert_same(vmap(f)(XS), looped(f)(XS))
 
 
+def _to_itself(x):
+    y = torch.ones(2, dtype=torch.float64)
+    y.data = y
+    return y * x[0]
+
+
+def _to_its_data(x):
+    y = torch.ones(2, dtype=torch.float64)
+    part, y.data = y[:1], y.data
+    y += x[:2]
+    return part * y
+
+
+def _to_a_view(x):
+    y = torch.ones(2, dtype=torch.float64)
+    y.data = y.view(2, 1)
+    y.mul_(x[0])
+    return y * x[1]
+
+
+def _by_a_module(x):
+    norm = torch.nn.LayerNorm(3, dtype=torch.float64).double().to("cpu")
+    norm.weight.data = norm.weight.data.detach()
+    norm.weight.data.mul_(x)
+    return norm(x)
+
+
+def _by_a_parameter(x):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    weight.data = weight.data.to(torch.float64)
+    return weight * x
+
+
+@pytest.mark.parametrize("f", [_to_itself, _to_its_data, _to_a_view, _by_a_module, _by_a_parameter])
+def test_data_set_to_the_tensor_itself(f):
+    branched = lambda x: f(x) if x[0] > 0 else f(-x)
+    for g in (f, branched):
+        assert_same(vmap(g)(XS).detach(), looped(g)(XS).detach())
+        assert_same(vmap(vmap(g))(XS[None])[0].detach(), looped(g)(XS).detach())
+
+
 def test_backward_outside_after_the_levels_ended():
     xs, w = XS.clone().requires_grad_(), W.clone().requires_grad_()
     _, back = vjp(lambda xs: vmap(lambda x: (x * w).sin())(xs), xs)

@@ -295,7 +295,10 @@ class Surface:
     @data.setter
     def data(self, new: Tensor) -> None:
         level = self.level
-        own = new if level.owns(new) else level.adopt(new)
+        way = _way_from(self, new)
+        if way is not None and all(op is aten.detach.default for op in way):
+            return
+        own = new if way is None and level.owns(new) else level.adopt(new if way is None else new.value)  # type: ignore[attr-defined]
         _set_data(self, own)
         level.copy_slots(self, own.data)
 
@@ -364,6 +367,17 @@ def _is_own(wrapper: Any) -> bool:
     while isinstance(value, Plane) and not recorded(value):
         value = value.value
     return value.grad_fn is not None and node_number(value.grad_fn) >= wrapper.level.begun
+
+
+def _way_from(wrapper: Any, alias: Any) -> list | None:
+    """The operations by which an alias takes its values from a wrapper, outermost first; None where it does not."""
+    way = []
+    while alias is not wrapper:
+        if not isinstance(alias, Plane) or alias.level.lifted(alias) or not alias.origin:
+            return None
+        way.append(alias.origin[1])
+        alias = alias.origin[0]
+    return way
 
 
 def _alias(value: Tensor) -> Tensor:

@@ -112,6 +112,34 @@ def randperm(level, op, n, *, generator=None, dtype=torch.int64, device=None, **
     return own(level, keys.argsort(1).to(dtype or torch.int64))
 
 
+def _drawn_into(op: OpOverload) -> None:
+    overload = op._schema.overload_name.removesuffix("out").rstrip("_")
+    twin = getattr(getattr(aten, op._schema.name.removeprefix("aten::")), overload or "default")
+
+    def write(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
+        options = dict(kwargs)
+        out = options.pop("out")
+        options.update(dtype=out.dtype, device=out.device)
+        draws = level.below(BATCH_RULES[twin].run, level, args, options)
+        return (out if out.shape == draws.shape else out.resize_(draws.shape)).copy_(draws)
+
+    BATCH_RULES.add(op, Rule(op, write, "written twin", same_plane=True))
+
+
+for _op in (
+    aten.normal.float_float_out,
+    aten.rand.generator_out,
+    aten.rand.out,
+    aten.randint.generator_out,
+    aten.randint.low_generator_out,
+    aten.randint.low_out,
+    aten.randint.out,
+    aten.randperm.generator_out,
+    aten.randperm.out,
+):
+    _drawn_into(_op)
+
+
 @random_rule(
     aten.cauchy.default,
     aten.exponential.default,
