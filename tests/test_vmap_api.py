@@ -261,7 +261,13 @@ def _logs(a):
     return torch.distributions.Gamma(a, a + 1).log_prob(a)
 
 
-@pytest.mark.parametrize("f", [_asserts, _refuses, _must_be, _divides, _recurs, _logs])
+def _waits(a):
+    while not (a > 1).all():
+        a = a + 1
+    return a
+
+
+@pytest.mark.parametrize("f", [_asserts, _refuses, _must_be, _divides, _recurs, _logs, _waits])
 def test_no_lane_fails_a_check(f):
     for _ in range(2):
         assert lw.vmap(f)(torch.zeros(0, 3)).shape == (0, 3)
@@ -271,6 +277,7 @@ def test_no_lane_fails_a_check(f):
         assert lw.vmap(lw.vmap(f))(torch.zeros(2, 0, 3)).shape == (2, 0, 3)
         assert lw.vmap(lw.vmap(f))(torch.zeros(0, 2, 3)).shape == (0, 2, 3)
         lw.vmap(f)(torch.tensor([[1.0, 2.0, 3.0]]))
+        lw.vmap(lambda a: f(a) if a[0] < 2 else a)(torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0]]))
 
 
 def test_an_error_without_lanes_is_that_of_the_first_run():

@@ -6,6 +6,8 @@ and raise. Then the function is run again, and the last question is answered oth
 
 # Runs of one function. Each check that must pass costs one.
 _MOST_RUNS = 64
+# Questions of one run after which answers change, in no period, so that loops end that wait for something to hold.
+_MANY = 5000
 
 
 class Answers:
@@ -26,9 +28,11 @@ class Answers:
 
     def next(self) -> bool:
         """The answer to one more question."""
-        if self.asked == len(self.given):
-            self.given.append(False)
         self.asked += 1
+        if self.asked > _MANY:
+            return self.asked.bit_count() % 2 == 0
+        if self.asked > len(self.given):
+            self.given.append(False)
         return self.given[self.asked - 1]
 
     def change(self, error: Exception) -> None:
