@@ -149,3 +149,23 @@ def test_lane_loop_is_said_once():
     with pytest.warns(errors.SlowPathWarning, match="lanewise_tests.once"):
         assert_same(vmap(once)(XS), XS)
     assert_same(vmap(once)(XS), XS)
+
+
+@torch.library.custom_op("lanewise_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.rand_like(x)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+def test_what_an_operator_draws():
+    """Without a vmap rule it runs once per lane, and draws as `randomness` says."""
+    xs = torch.zeros(4, 3)
+    assert len(vmap(noisy, randomness="different")(xs).unique(dim=0)) == 4
+    torch.manual_seed(0)
+    same = vmap(noisy, randomness="same")(xs)
+    torch.manual_seed(0)
+    assert torch.equal(same, noisy(xs[0]).expand(4, 3))
+    with pytest.raises(errors.RandomnessError, match="lanewise_tests::noisy"):
+        vmap(noisy)(xs)
+    nested = vmap(vmap(noisy, randomness="same"), randomness="different")(xs.view(2, 2, 3))
+    assert torch.equal(nested[0, 0], nested[0, 1]) and not torch.equal(nested[0], nested[1])

@@ -9,7 +9,7 @@ from lanewise._core.lanes import parting
 from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
 from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
-from lanewise._core.random import check_random, is_random, same_with_lanes
+from lanewise._core.random import Generators, check_random, drawn_without_leave, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
 from lanewise._torch_compat import OpOverload, taken_apart
@@ -131,13 +131,21 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     if level.size == 0:
         return _no_lanes(level, func, args, kwargs)
     outs = []
+    # What the code of a custom operator draws is seen by the state that it leaves behind.
+    before = None if func.namespace in ("aten", "prims") or level.randomness == "different" else Generators()
     for lane in range(level.size):
+        if before is not None and lane:
+            before.reseat()
 
         def take(tensor: Any, lane: int = lane) -> Tensor:
             return tensor.value.select(0, lane) if level.mapped(tensor) else level.physical(tensor)
 
         lane_args, lane_kwargs = replace_tensors(take, args, kwargs)
         outs.append(func(*lane_args, **lane_kwargs))
+        if before is not None and level.randomness == "error":
+            if not before.equals(Generators()):
+                raise drawn_without_leave(func._schema.name)
+            before = None
     if func._schema.is_mutable:
         return None
     kinds = [_kind(out) for out in outs]
