@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lanewise import hessian, jacrev, vmap
 from tests.rules.lanes import bools, check, ints, normal
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -141,3 +142,30 @@ def test_masks_in_losses():
 def test_smoothed_cross_entropy(reduction):
     t = torch.tensor([0, 2, -100])
     check(lambda x: F.cross_entropy(x, t, label_smoothing=0.1, reduction=reduction), normal(3, 4))
+
+
+OF_DIFFERENCES = {
+    "mse": F.mse_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+    "cross entropy of logits": F.binary_cross_entropy_with_logits,
+    "poisson": F.poisson_nll_loss,
+    "soft margin": lambda a, b, reduction: F.soft_margin_loss(a, b.detach().sign(), reduction=reduction),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", OF_DIFFERENCES)
+def test_curvature_of_the_root_of_a_loss(name, reduction):
+    """Where the loss is not the last step, the formula of a second derivative gives the slope of each term."""
+
+    def root(x):
+        return (OF_DIFFERENCES[name](x, 2 * x.flip(0), reduction=reduction).abs() + 1).sqrt()
+
+    xs = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    want = torch.stack([torch.autograd.functional.hessian(root, x) for x in xs])
+    for curvature in (hessian(root), jacrev(jacrev(root))):
+        torch.testing.assert_close(vmap(curvature)(xs), want)
+        torch.testing.assert_close(curvature(xs[0]), want[0])
+    together = hessian(lambda xs: vmap(root)(xs).sum())(xs)
+    torch.testing.assert_close(torch.stack([together[i, :, :, i] for i in range(3)]), want)

@@ -71,13 +71,17 @@ def _elementwise_backward(op):
 
     @lane_rule(op)
     def backward(level, grad, *args, **kwargs):
-        """grad [B] or [B, *S], input, target [B, *S] -> [B, *S]"""
+        """grad [B] or [B, *S], input, target [B, *S] -> [B, *S]
+
+        The formula of its own derivative gives grad the full shape for a reduced loss, too.
+        """
         bound, rest = bind(op, (grad, *args), kwargs)
         tensors = [arg for arg in bound[1:] if isinstance(arg, Tensor)]
         shape = common_shape(*tensors)
-        align = aligner(level, [*tensors, *([] if bound[at] else [grad])], promote=False)
-        if bound[at] == NONE:
-            bound[0] = align(grad)
+        full_grad = bound[at] == NONE or grad.dim() > 0
+        align = aligner(level, [*tensors, *([grad] if full_grad else [])], promote=False)
+        if full_grad:
+            bound[0] = align(grad) / max(shape.numel(), 1) if bound[at] == MEAN else align(grad)
         else:
             bound[0] = spread(level, grad, bound[at], len(shape), max(shape.numel(), 1))
         bound[at] = NONE
