@@ -76,4 +76,6 @@ def zeros_to_fill(level: BatchLevel, x: Tensor, *operands: Tensor) -> Tensor | N
     node = current_autograd_node()
     if node is None or node.name() not in _INTO_ZEROS or not level.mapped(x) or type(x.value) is not Tensor:
         return None
+    if 0 in x.value.stride():  # Zeros that are the same in all lanes of a transform above, such as a zero tangent.
+        return None
     return None if is_tracked(x.value, *map(level.physical, operands)) else x.value
