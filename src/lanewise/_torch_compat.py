@@ -18,6 +18,7 @@ import torch._library.simple_registry
 import torch._ops
 import torch.autograd.forward_ad
 import torch.autograd.function
+import torch.autograd.functional
 import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn.modules.batchnorm
@@ -194,6 +195,25 @@ decomposition_table = torch._decomp.decomposition_table
 
 # The live level of native forward-mode differentiation (-1: none).
 forward_ad = torch.autograd.forward_ad
+
+
+def lead_inputs_of_functional(kept: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Make torch.autograd.functional take `kept(input)` where it is to be differentiated through, but for None.
+
+    It detaches an input that requires no gradient, which cuts the tangent of a forward mode around.
+    """
+    functional = torch.autograd.functional
+    plain = functional._grad_preprocess
+
+    def preprocess(inputs: tuple, create_graph: bool, need_graph: bool) -> tuple:
+        found = [kept(each) if create_graph else None for each in inputs]
+        return tuple(
+            plain((each,), create_graph, need_graph)[0] if leaf is None else leaf.requires_grad_(need_graph)
+            for each, leaf in zip(inputs, found, strict=True)
+        )
+
+    functional._grad_preprocess = preprocess
+
 
 # `forward_ad.make_dual` without what it does at its first call: it compiles decompositions with torch.jit, which takes
 # a second and warns; the operations concerned have rules here. Without it: that function.

@@ -81,7 +81,8 @@ def _distributed_as(tensor: Any, rows: Tensor) -> Tensor:
     while isinstance(tensor, Plane):
         tensor = tensor.value
     mesh = None if type(tensor) is Tensor else getattr(tensor, "device_mesh", None)
-    return rows if mesh is None else type(tensor).from_local(rows, mesh, run_check=False)
+    kind: Any = type(tensor)
+    return rows if mesh is None else kind.from_local(rows, mesh, run_check=False)
 
 
 def jacrev(
