@@ -7,6 +7,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -350,10 +351,18 @@ def never_compile(function: object) -> None:
     The public `torch.compiler.disable` wraps the function, and imports the compiler (a second); where the hook is gone,
     a compiled function called inside a transform is an error of the compiler.
     """
+    run_as_written(function.__code__)  # type: ignore[attr-defined]
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def run_as_written(code: CodeType) -> None:
+    """The same for calls that a compiled function does not make itself, and for the functions inside."""
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            run_as_written(constant)
 
 
 def look_up_rules(kind: type, rules: dict[int, Callable]) -> None:
