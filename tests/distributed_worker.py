@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from lanewise import functional_call, grad, jvp, vmap
+from lanewise import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 F64 = torch.float64
 
@@ -80,7 +80,28 @@ def captured_first(rank, mesh, x):
     return same(vmap(lambda v: weight @ v)(distribute_tensor(x, mesh, [Shard(0)])).full_tensor(), x @ w.T)
 
 
+def jacobians(rank, mesh, x):
+    """Both modes, and the Hessian of each lane, of tensors that lie on all processes, and of sharded ones."""
+    f = lambda v: (v**3).sum(1)
+    want = torch.autograd.functional.jacobian(f, x)
+    loss = lambda v: (v**3).sum() * v.sum()
+    curved = torch.stack([torch.autograd.functional.hessian(loss, row) for row in x])
+    right = True
+    for place in (Replicate(), Shard(0), Shard(1)):
+        value = distribute_tensor(x, mesh, [place])
+        right &= same(jacrev(f)(value).full_tensor(), want) and same(jacfwd(f)(value).full_tensor(), want)
+        right &= same(jacrev(f, chunk_size=3)(value).full_tensor(), want)
+    for place in (Replicate(), Shard(0)):
+        value = distribute_tensor(x, mesh, [place])
+        right &= same(vmap(hessian(loss))(value).full_tensor(), curved)
+    pairs = jacrev(lambda v, w: (v * w).sum(1), argnums=(0, 1))(value, value * 2)
+    return right and same(
+        pairs[0].full_tensor(), 2 * torch.autograd.functional.jacobian(lambda v: v.square().sum(1) / 2, x)
+    )
+
+
 CHECKS = [
+    jacobians,
     ddp_functional,
     ddp_forward,
     ddp_backward,

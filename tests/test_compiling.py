@@ -61,6 +61,38 @@ def test_a_compiled_function_under_vmap():
     torch.testing.assert_close(lw.vmap(asks)(X), 2 * X)
 
 
+def _branches(a):
+    if a.sum() > 0:
+        return a.sin()
+    return a * 3
+
+
+def _halves(a):
+    n = 0
+    while a.norm() > 0.5 and n < 9:
+        a, n = a / 2, n + 1
+    return a * n
+
+
+@pytest.mark.parametrize("function", [_branches, _halves])
+def test_a_compiled_function_whose_lanes_part(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    loss = lambda g: lambda a: g(a).sum()
+    for transform in (
+        lambda g: g,
+        lambda g: lw.grad(loss(g)),
+        lambda g: lw.jacfwd(g),
+        lambda g: lw.hessian(loss(g)),
+        lambda g: lambda a: lw.jvp(g, (a,), (a,))[1],
+    ):
+        torch.testing.assert_close(lw.vmap(transform(compiled))(X), lw.vmap(transform(function))(X))
+    torch.testing.assert_close(lw.vmap(lw.vmap(compiled))(X[None]), torch.stack([function(x) for x in X])[None])
+    torch.testing.assert_close(lw.grad(loss(compiled))(V), lw.grad(loss(function))(V))
+    torch.testing.assert_close(compiled(V), function(V))
+    torch._dynamo.reset()
+
+
 def test_options_that_torch_lacks_are_refused():
     with pytest.raises(TransformError, match="vmap: axis_size= does not work under torch.compile"):
         compiling.traced("vmap", torch.sin, axis_size=3)

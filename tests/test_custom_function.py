@@ -845,6 +845,61 @@ def test_numpy_under_two_vmaps():
     assert_same(vmap(vmap(g))(xs), loop_vmap(loop_vmap(plain_grad(lambda x: f(x).sin().sum())))(xs).detach())
 
 
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("positions", [(0,), (1,), (0, 1)])
+def test_tangents_of_a_backward_in_numpy(positions):
+    """Autograd cannot see how the backward depends on the cotangent: J'u is no function of u for it."""
+    xs, vs = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    f = lambda x, w: (InNumpy.apply(x, w), 2 * x)
+
+    def jacobian(x, w):
+        leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+        out = f(*leaves)[0]
+        rows = [torch.autograd.grad(out, leaves, unit, retain_graph=True) for unit in torch.eye(3, dtype=torch.float64)]
+        return torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
+
+    def tangent(x, w, v, u):
+        return sum(block @ (v, u)[k] for k, block in enumerate(jacobian(x, w)) if k in positions)
+
+    def ours(x, w, v, u):
+        primals = [(x, w)[k] for k in positions]
+        varied = lambda *ps: f(*[ps[positions.index(k)] if k in positions else (x, w)[k] for k in range(2)])
+        return jvp(varied, tuple(primals), tuple((v, u)[k] for k in positions))[1][0]
+
+    want = loop_vmap(tangent)(*xs, *vs).detach()
+    assert_same(ours(xs[0, 0], xs[1, 0], vs[0, 0], vs[1, 0]), want[0])
+    assert_same(vmap(ours)(*xs, *vs), want)
+    assert_same(
+        vmap(ours, in_dims=(0, None, None, 0))(xs[0], xs[1, 0], vs[0, 0], vs[1]),
+        loop_vmap(tangent, (0, None, None, 0))(xs[0], xs[1, 0], vs[0, 0], vs[1]),
+    )
+    if positions == (0, 1):
+        want = [torch.stack(blocks) for blocks in zip(*[jacobian(x, w) for x, w in zip(*xs)])]
+        got = vmap(jacfwd(lambda x, w: f(x, w)[0], argnums=(0, 1)))(*xs)
+        assert_same(got, tuple(block.detach() for block in want))
+        both = jvp(vmap(lambda x, w: f(x, w)[0]), tuple(xs), tuple(vs))[1]
+        assert_same(both, loop_vmap(tangent)(*xs, *vs).detach())
+
+
+def test_tangents_of_a_backward_that_detaches_complex_numbers():
+    class Squared(Function):
+        @staticmethod
+        def forward(ctx, z):
+            ctx.save_for_backward(z)
+            return z * z
+
+        @staticmethod
+        def backward(ctx, g):
+            return torch.from_numpy(
+                2 * g.detach().numpy() * ctx.saved_tensors[0].detach().conj().resolve_conj().numpy()
+            )
+
+    z, v = torch.randn(2, 3, dtype=torch.complex128)
+    with pytest.warns(errors.SlowPathWarning, match="backward of Squared does not tell autograd"):
+        assert_same(jvp(Squared.apply, (z,), (v,))[1], 2 * z * v)
+    assert_same(jvp(Squared.apply, (z,), (v,))[1], 2 * z * v)
+
+
 def test_running_per_lane_is_said_once():
     class Slow(NumpyBackward):
         pass

@@ -18,6 +18,7 @@ NAMES = [
     "per_lane_gradient",
     "gradient",
     "forward_mode",
+    "jacobians",
     "captured",
 ]
 

@@ -362,3 +362,15 @@ def test_views_in_inference_mode(f, inference):
         torch.testing.assert_close(got, want)
         assert got.is_inference() == want.is_inference()
         torch.testing.assert_close(vmap(vmap(f))(xs[None]), want[None])
+
+
+def test_fake_tensors_made_inside():
+    """As DTensor makes them of the shapes of its operands."""
+
+    def shape(x):
+        with FakeTensorMode():
+            fake = torch.empty_strided((2, 3), (3, 1))
+            length = len((fake.sin() ** 2).sum(0))
+        return x * length
+
+    torch.testing.assert_close(vmap(shape)(torch.ones(4)), torch.full((4,), 3.0))

@@ -6,7 +6,7 @@ import torch.autograd.functional as functional
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from lanewise import functional_call, grad, vmap
+from lanewise import functional_call, grad, jacfwd, jacrev, jvp, vmap
 
 F64 = torch.float64
 
@@ -123,3 +123,28 @@ def test_under_the_profiler(xs):
         out = vmap(grad(lambda x: x.sin().sum()))(xs)
     torch.testing.assert_close(out, xs.cos())
     assert any(event.key == "aten::cos" for event in profile.key_averages())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: functional.jacobian(lambda t: t.sin() * t.sum(), x, create_graph=True).sum(0),
+        lambda x: functional.hessian(lambda t: (t**3).sum() * t.prod(), x, create_graph=True)[0],
+        lambda x: functional.vjp(lambda t: t.sin() * t.sum(), x, torch.ones_like(x), create_graph=True)[1],
+        lambda x: functional.jvp(lambda t: t.sin() * t.sum(), x, x, create_graph=True)[1],
+        lambda x: functional.hvp(lambda t: (t**3).sum() * t.prod(), x, torch.ones_like(x), create_graph=True)[1],
+        lambda x: functional.vhp(lambda t: (t**3).sum() * t.prod(), x, x, create_graph=True)[1],
+    ],
+    ids=["jacobian", "hessian", "vjp", "jvp", "hvp", "vhp"],
+)
+def test_torch_autograd_functional_differentiated(f, xs):
+    """Forward mode goes through what `create_graph` makes differentiable, as reverse mode does."""
+    xs, vs = xs.double(), xs.double().cos()
+    want = torch.stack([functional.jacobian(f, x) for x in xs])
+    tangents = torch.einsum("bij,bj->bi", want, vs)
+    for got in (vmap(jacrev(f))(xs), vmap(jacfwd(f))(xs), torch.stack([jacfwd(f)(x) for x in xs])):
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(jvp(vmap(f), (xs,), (vs,))[1], tangents)
+    torch.testing.assert_close(vmap(lambda x, v: jvp(f, (x,), (v,))[1])(xs, vs), tangents)
+    plain = functional.jacobian(f, xs[0])
+    torch.testing.assert_close(plain, want[0])

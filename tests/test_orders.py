@@ -35,6 +35,7 @@ PAIRS = {
         lambda x: x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt(),
     ),
     "weight_norm": (lambda x: torch._weight_norm(x, G, 0), lambda x: x * G / x.norm(dim=1, keepdim=True)),
+    "weight_norm of all": (lambda x: torch._weight_norm(x, G[0], -1), lambda x: x * G[0] / x.norm()),
     "weight_norm of columns": (
         lambda x: torch._weight_norm(x, G[:3].T, 1),
         lambda x: x * G[:3].T / x.norm(dim=0, keepdim=True),
@@ -67,6 +68,32 @@ def test_under_vmap_and_in_hessians(name):
     loss = lambda g: lambda x: (g(x) * C).sum()
     torch.testing.assert_close(lw.vmap(lw.hessian(loss(g)))(x), torch.stack([lw.hessian(loss(f))(a) for a in x]))
     torch.testing.assert_close(lw.jacrev(lw.hessian(loss(g)))(A), lw.jacrev(lw.hessian(loss(f)))(A))
+    torch.testing.assert_close(lw.vmap(lw.jacfwd(lw.jacfwd(loss(g))))(x), lw.vmap(lw.hessian(loss(f)))(x))
+
+
+SERIES = {  # each with its derivatives at 0
+    "sinc": (torch.sinc, [1, 0, -(torch.pi**2) / 3, 0, torch.pi**4 / 5]),
+    "i0": (torch.i0, [1, 0, 1 / 2, 0, 3 / 8]),
+    "i1": (torch.special.i1, [0, 1 / 2, 0, 3 / 8, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_derivatives_of_quotients_at_zero(name):
+    f, derivatives = SERIES[name]
+    xs = torch.tensor([0.0, 1e-4, 0.2499, 0.2501, -0.9999, 1.0001, -3.0], dtype=D)
+    for transforms in ([lw.grad] * 4, [lw.jacfwd] * 4, [lw.jacrev, lw.jacfwd] * 2, [lw.jacfwd, lw.grad] * 2):
+        g = f
+        for order, derivative in enumerate(derivatives):
+            if order:
+                before, g = g, transforms[order - 1](g)
+                slope = (lw.vmap(before)(xs[1:] + 1e-5) - lw.vmap(before)(xs[1:] - 1e-5)) / 2e-5
+                torch.testing.assert_close(lw.vmap(g)(xs)[1:], slope, rtol=1e-6, atol=1e-6)
+            value = lw.vmap(g)(xs)[0]
+            torch.testing.assert_close(value, torch.tensor(derivative, dtype=D), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(g(xs[0]), value)
+    torch.testing.assert_close(lw.vmap(f)(xs), f(xs))
+    torch.testing.assert_close(lw.jvp(f, (xs,), (xs.cos(),))[0], f(xs))
 
 
 def test_a_gradient_penalty_through_weight_norm():

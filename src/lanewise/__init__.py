@@ -12,6 +12,7 @@ from lanewise import debug, errors, random
 from lanewise._control.checks import error_if
 from lanewise._control.operators import cond, fori_loop, switch, while_loop
 from lanewise._control.scans import associative_scan, map, scan
+from lanewise._transforms.compiling import never_compile_packages
 from lanewise._transforms.forward import jvp, linearize
 from lanewise._transforms.functional import debug_unwrap
 from lanewise._transforms.functionalize import functionalize
@@ -20,6 +21,8 @@ from lanewise._transforms.rearrange import rearrange
 from lanewise._transforms.reverse import grad, grad_and_value, value_and_grad, vjp
 from lanewise._transforms.vmap import vmap
 from lanewise.nn import functional_call, replace_all_batch_norm_modules_, stack_module_state
+
+never_compile_packages("lanewise._core.", "lanewise._control.")
 
 __version__ = "0.1.0"
 

@@ -7,6 +7,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch._library.simple_registry
 import torch._ops
 import torch.autograd.forward_ad
 import torch.autograd.function
+import torch.autograd.functional
 import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn.modules.batchnorm
@@ -195,6 +197,25 @@ decomposition_table = torch._decomp.decomposition_table
 # The live level of native forward-mode differentiation (-1: none).
 forward_ad = torch.autograd.forward_ad
 
+
+def lead_inputs_of_functional(kept: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Make torch.autograd.functional take `kept(input)` where it is to be differentiated through, but for None.
+
+    It detaches an input that requires no gradient, which cuts the tangent of a forward mode around.
+    """
+    functional = torch.autograd.functional
+    plain = functional._grad_preprocess
+
+    def preprocess(inputs: tuple, create_graph: bool, need_graph: bool) -> tuple:
+        found = [kept(each) if create_graph else None for each in inputs]
+        return tuple(
+            plain((each,), create_graph, need_graph)[0] if leaf is None else leaf.requires_grad_(need_graph)
+            for each, leaf in zip(inputs, found, strict=True)
+        )
+
+    functional._grad_preprocess = preprocess
+
+
 # `forward_ad.make_dual` without what it does at its first call: it compiles decompositions with torch.jit, which takes
 # a second and warns; the operations concerned have rules here. Without it: that function.
 make_dual = torch._VF._make_dual  # type: ignore[attr-defined]
@@ -330,10 +351,18 @@ def never_compile(function: object) -> None:
     The public `torch.compiler.disable` wraps the function, and imports the compiler (a second); where the hook is gone,
     a compiled function called inside a transform is an error of the compiler.
     """
+    run_as_written(function.__code__)  # type: ignore[attr-defined]
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def run_as_written(code: CodeType) -> None:
+    """The same for calls that a compiled function does not make itself, and for the functions inside."""
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            run_as_written(constant)
 
 
 def look_up_rules(kind: type, rules: dict[int, Callable]) -> None:

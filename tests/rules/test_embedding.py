@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lanewise import vmap
+from lanewise import grad, jacrev, vmap
 from tests.oracles import assert_same
 from tests.rules.lanes import check, ints, normal
 
@@ -87,3 +87,35 @@ def test_an_index_out_of_range_reaches_no_other_lane(index, scale_grad_by_freq):
             given = indices if dims[0] == 0 else indices[1], tables if dims[1] == 0 else tables[1]
             with pytest.raises((IndexError, RuntimeError)):
                 vmap(functools.partial(call, scale_grad_by_freq=scale_grad_by_freq), in_dims=dims)(*given)
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_sparse_gradients_are_dense_where_they_have_lanes(bag):
+    weight, tokens = torch.randn(6, 3, dtype=torch.float64), torch.randint(0, 6, (4, 5))
+
+    def loss(weight, token, sparse):
+        if bag:
+            return (F.embedding_bag(token[None], weight, mode="mean", sparse=sparse) ** 3).sum()
+        return (F.embedding(token, weight, sparse=sparse) ** 3).sum()
+
+    def slope(weight, token):
+        weight = weight.clone().requires_grad_()
+        return torch.autograd.grad(loss(weight, token, False), weight)[0]
+
+    f = grad(lambda weight, token: loss(weight, token, True))
+    want = torch.stack([slope(weight, token) for token in tokens])
+    assert_same(vmap(f, in_dims=(None, 0))(weight, tokens), want)
+    assert_same(vmap(f)(weight.expand(4, 6, 3), tokens), want)
+    assert_same(vmap(f, in_dims=(None, 0), chunk_size=3)(weight, tokens), want)
+    assert_same(vmap(f, in_dims=(None, 0))(weight, tokens[:0]), want[:0])
+    tables = torch.stack([weight, weight.sin()])
+    both = torch.stack([torch.stack([slope(table, token) for token in tokens]) for table in tables])
+    assert_same(vmap(vmap(f, in_dims=(None, 0)), in_dims=(0, None))(tables, tokens), both)
+    rows = jacrev(lambda weight, token: F.embedding(token, weight, sparse=True) ** 3)
+    if not bag:
+        assert_same(vmap(rows, in_dims=(None, 0))(weight, tokens).sum((1, 2)), want)
+
+
+def test_sparse_tensors_of_lane_values_are_refused():
+    with pytest.raises(RuntimeError, match="makes a tensor of layout sparse_coo in each lane"):
+        vmap(lambda v: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), v, (2,)).to_dense())(torch.ones(3, 2))

@@ -37,6 +37,7 @@ REDUCTIONS = {
     "median mode": (lambda x: x.median(0)[0] * x.mode(0)[0] * x.median() * x.nanmedian(0)[0], X),
     "nansum": (lambda x: x.nansum(0) * x.nansum(), X),
     "norms": (lambda x: torch.stack([torch.linalg.vector_norm(x, p) for p in (0.5, 1, 2, 3, torch.inf)]) ** 2, X),
+    "norm of all": (lambda x: torch.ops.aten.norm.Scalar(x, 3) * torch.ops.aten.norm.ScalarOpt_dtype(x, 2, dtype=D), X),
     "norm dims": (lambda x: x.norm(dim=0) * torch.linalg.vector_norm(x, 1, (0, 1), True), X),
     "prod": (lambda x: x.prod() * x.prod(0) * x.prod(1, True), X),
     "renorm": (lambda x: torch.renorm(x, 2, 0, 0.7), X),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import grad, hessian, jacfwd, jvp, vmap
+from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
 from lanewise._rules.batch import picking
 
 LANES = 64
@@ -119,8 +119,9 @@ def test_zeros_that_a_formula_fills(name):
     torch.testing.assert_close(vmap(grad(loss))(xs, numbers), wanted)
     torch.testing.assert_close(vmap(vmap(grad(loss)))(xs[None], numbers[None])[0], wanted)
     curved = torch.stack([_curvature(loss, *lane) for lane in zip(xs, numbers)])
-    torch.testing.assert_close(vmap(hessian(loss))(xs, numbers), curved)
-    torch.testing.assert_close(vmap(jacfwd(jacfwd(loss)))(xs, numbers), curved)
+    for second in (hessian, lambda f: jacfwd(jacrev(f)), lambda f: jacrev(jacfwd(f)), lambda f: jacfwd(jacfwd(f))):
+        # In forward mode the zeros of a tangent may be the same in all lanes of an inner transform: one cell for all.
+        torch.testing.assert_close(vmap(second(loss))(xs, numbers), curved)
     torch.testing.assert_close(jacfwd(jacfwd(lambda x: vmap(loss)(x, numbers).sum()))(xs)[0, :, :, 0], curved[0])
     over = grad(lambda x: vmap(grad(loss))(x, numbers).square().sum())(xs)
     torch.testing.assert_close(over, 2 * torch.einsum("bij,bijkl->bkl", wanted, curved))

@@ -67,6 +67,7 @@ def test_products(name, product):
     loss = lambda x: f(x).pow(3).sum()
     assert_same(vmap(f)(X), loop_vmap(f)(X))
     assert_same(vmap(f, in_dims=1)(X.t()), loop_vmap(f)(X))
+    assert_same(vmap(f)(X[:0]), loop_vmap(f)(X)[:0])
     assert_same(vmap(vmap(f))(torch.stack([X, 2 * X])), loop_vmap(loop_vmap(f))(torch.stack([X, 2 * X])))
     want = loop_vmap(plain_grad(loss))(X)
     assert_same(vmap(grad(loss))(X), want)

@@ -33,6 +33,7 @@ from lanewise._torch_compat import (
     forward_ad,
     has_kernel_for_key,
     is_any_autocast_enabled,
+    lead_inputs_of_functional,
     taken_apart,
 )
 from lanewise.errors import CapturedWriteError, FunctionError, at_user_line
@@ -410,3 +411,20 @@ def _write_all(targets: list, results: Any) -> None:
             target.resize_(result.shape).copy_(result)
         else:
             target.copy_(result)
+
+
+def _with_its_tangent(x: Any) -> Tensor | None:
+    """A leaf of a dual plane that keeps its tangent; None for what torch takes rightly as it is."""
+    return x.view_as(x) if type(x) is not Tensor and not x.requires_grad and _carries(x) else None
+
+
+def _carries(x: Any) -> bool:
+    """Whether a tensor of a plane has a tangent, there or below."""
+    while isinstance(x, Plane):
+        if getattr(x, "tangent", None) is not None:
+            return True
+        x = x.value
+    return False
+
+
+lead_inputs_of_functional(_with_its_tangent)

@@ -44,7 +44,7 @@ from lanewise._torch_compat import (
     lead_applications,
     with_defaults,
 )
-from lanewise.errors import FunctionError, TransformError, at_user_line
+from lanewise.errors import FunctionError, SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +178,9 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
         def run(*aliases: Any) -> tuple:
             return carry_out(call, tuple([_copy(alias) for alias in aliases]))
 
-        outs, pushed = level.below(double_reverse, run, args, {}, level.primal, lambda x: _copy(level.tangent(x)))
+        outs, pushed = level.below(
+            double_reverse, run, args, {}, level.primal, lambda x: _copy(level.tangent(x)), lambda: _say_slow(call.cls)
+        )
     pushed = tuple(pushed) if pushed else (None,) * len(outs)
     return tuple(
         [
@@ -186,6 +188,21 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
             for j, (out, tangent) in enumerate(zip(outs, pushed, strict=True))
         ]
     )
+
+
+_slow: set[Any] = set()
+
+
+def _say_slow(cls: Any) -> None:
+    """That a tangent took one backward for each number in the result; once for each Function."""
+    if cls not in _slow:
+        _slow.add(cls)
+        warn_at_user_line(
+            SlowPathWarning(
+                f"jvp: There is a performance drop because the backward of {cls.__name__} does not tell autograd how "
+                "it depends on the cotangent: it runs once for each number in the result. Define a jvp staticmethod"
+            )
+        )
 
 
 def _push(call: Call, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:

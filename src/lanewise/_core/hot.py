@@ -20,6 +20,7 @@ from lanewise._torch_compat import (
     OUTSIDE_KEY,
     OpOverload,
     current_graph_task_id,
+    dispatch_mode_count,
     fast_binding,
     has_kernel_for_key,
     include_key,
@@ -255,7 +256,8 @@ def _same_in_all(call: Callable, apart: bool) -> Callable:
             values.append(arg)
         if level is None or any(isinstance(arg, Tensor) for arg in kwargs.values()):
             return NotImplemented
-        if direct and level.parent is None and not kwargs and not is_any_autocast_enabled():
+        # A mode may have been entered inside: where DTensor asks a fake tensor of the plane for a shape, it is one.
+        if direct and level.parent is None and not (kwargs or is_any_autocast_enabled() or dispatch_mode_count()):
             out = call(*values)
         else:
             out = level.below(call, *values) if not kwargs else level.below(lambda: call(*values, **kwargs))

@@ -127,7 +127,9 @@ class LaneLevel(BatchLevel):
         return out
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
-        """`[*S]`, the same in all lanes that run -> `[*S]` on this plane."""
+        """`[*S]`, the same in all lanes that run (or in all that share one around) -> `[*S]` on this plane."""
+        if type(value) is BatchTensor and self.covers(value.level):
+            return self.alias(self.here(value))
         out = super().adopt(value, origin)
         out.home = self._lanes
         return out
@@ -232,11 +234,9 @@ class LaneLevel(BatchLevel):
     def covers(self, level: Any) -> bool:
         """Whether `level` is this one, or one around it whose lanes are part of the pairs here."""
         here: Any = self
-        while here is not None:
-            if level is here:
-                return True
+        while here is not None and here is not level:
             here = getattr(here, "outer", None)
-        return False
+        return here is not None
 
     # --- operations ------------------------------------------------------------------------------------------------
 

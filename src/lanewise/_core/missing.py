@@ -162,18 +162,18 @@ def _kind(out: Any) -> Any:
     return [_kind(item) for item in out] if isinstance(out, (list, tuple)) else out
 
 
+def no_strides(func: OpOverload, layout: Any) -> tuple[str, str]:
+    """What is wrong with a result that is sparse in each lane, and what to write instead."""
+    why = f"vmap: {func} makes a tensor of layout {layout} in each lane, which has no strides to put lanes into"
+    return why, "torch.zeros(shape).index_put_(indices, values)  # a strided tensor"
+
+
 def stack_results(func: OpOverload, outs: list) -> Any:
     """Stack the results of the lanes, leaf by leaf."""
     first = outs[0]
     if isinstance(first, Tensor):
         if first.layout is not torch.strided:
-            raise TransformError(
-                at_user_line(
-                    f"vmap: {func} makes a tensor of layout {layout_of(first)} in each lane, which has no strides to "
-                    "put lanes into",
-                    "torch.zeros(shape).index_put_(indices, values)  # a strided tensor",
-                )
-            )
+            raise TransformError(at_user_line(*no_strides(func, layout_of(first))))
         if any(out.shape != first.shape for out in outs):
             shapes = [list(out.shape) for out in outs]
             other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])

@@ -1,5 +1,6 @@
 """Tangents by torch's own formulas: forward-mode AD of one operation, or two reverse passes where it has none."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,10 +154,17 @@ def ordinary(tensor: Tensor | None) -> Tensor | None:
     return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
 
 
-def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any) -> tuple[Any, Any]:
-    """Jv as the derivative, in u, of u -> J'u: works wherever the operation can be differentiated twice."""
+def double_reverse(
+    func: Any, args: tuple, kwargs: dict, primal: Any, tangent: Any, said_slow: Callable[[], None] | None = None
+) -> tuple[Any, Any]:
+    """Jv as the derivative, in u, of u -> J'u: works wherever the operation can be differentiated twice.
+
+    A user's formula may leave autograd, for NumPy say, so that its J'u does not tell how it depends on u. Where it
+    may (`said_slow` is then called), the elements of Jv are found one by one, as the products of v with the rows of J.
+    """
     if tls_is_excluded(AUTOGRAD_KEY):
-        return _where_torch_derives(double_reverse, func, args, kwargs, primal, tangent)
+        run = double_reverse if said_slow is None else functools.partial(double_reverse, said_slow=said_slow)
+        return _where_torch_derives(run, func, args, kwargs, primal, tangent)
     outer = is_grad_enabled()
     kept = False  # Whether somebody differentiates the result on this plane.
     plane = _highest(args, kwargs, primal, tangent)
@@ -190,13 +198,61 @@ def double_reverse(func: Any, args: tuple, kwargs: dict, primal: Any, tangent: A
                 [leaves[i] for i in live], inputs, probes, create_graph=True, allow_unused=True
             )
             used = [i for i, g in enumerate(pulled) if g is not None and recorded(g)]
-            pushed = torch.autograd.grad(
-                [pulled[i] for i in used], probes, [tangents[i] for i in used], create_graph=kept, allow_unused=True
-            )
+
+            def push(positions: list[int]) -> tuple:
+                return torch.autograd.grad(
+                    [pulled[i] for i in positions],
+                    probes,
+                    [tangents[i] for i in positions],
+                    create_graph=kept,
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+
+            if said_slow is None:
+                pushed = push(used)
+            else:
+                parts = {i: push([i]) for i in used}
+                parts = {i: part for i, part in parts.items() if any(t is not None for t in part)}
+                hidden = [i for i, g in enumerate(pulled) if g is not None and i not in parts]
+                if hidden:
+                    said_slow()
+                    parts[-1] = tuple(
+                        [
+                            _by_rows(leaves[i], [inputs[k] for k in hidden], [tangents[k] for k in hidden], kept)
+                            for i in live
+                        ]
+                    )
+                pushed = [_sum(column) for column in zip(*parts.values())]
     found: list[Tensor | None] = [None] * len(leaves)
-    for i, pushed_tangent in zip(live, pushed, strict=True):
+    for i, pushed_tangent in zip(live, pushed):
         found[i] = pushed_tangent
     if not kept:
         leaves = [detached(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     out = unflatten(leaves, spec)
     return out, (found[0] if isinstance(out, Tensor) else found)
+
+
+def _by_rows(out: Tensor, inputs: list[Tensor], tangents: list[Tensor], kept: bool) -> Tensor:
+    """Jv from the rows of J, one pull for each number in the result."""
+    numbers = []
+    for unit in (1, 1j) if out.is_complex() else (1,):
+        found = []
+        for k in range(out.numel()):
+            row = torch.zeros_like(out).reshape(-1).index_fill(0, torch.tensor([k], device=out.device), unit)
+            pulled = torch.autograd.grad(
+                out, inputs, row.view(out.shape), retain_graph=True, create_graph=kept, allow_unused=True
+            )
+            products = [
+                (g.conj() * t).real if g.is_complex() else g * t for g, t in zip(pulled, tangents) if g is not None
+            ]
+            found.append(sum(product.sum() for product in products))
+        numbers.append(torch.stack(found) if found else torch.zeros_like(out).reshape(-1).real)
+    return (torch.complex(*numbers) if out.is_complex() else numbers[0]).view(out.shape)
+
+
+def _sum(parts: tuple) -> Tensor | None:
+    total = None
+    for part in parts:
+        total = part if total is None else total if part is None else total + part
+    return total

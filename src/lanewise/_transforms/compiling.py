@@ -3,7 +3,9 @@
 This is the one place that hands work to torch.func. Outside of compilation nothing but the question is asked.
 """
 
-from collections.abc import Callable
+import itertools
+import sys
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -11,16 +13,39 @@ import torch
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.plane import Plane
-from lanewise._torch_compat import never_compile
+from lanewise._torch_compat import never_compile, run_as_written
 from lanewise.errors import TransformError
+
+
+def _functions_of(owner: Any) -> Iterator[FunctionType]:
+    """The functions of a module; of a class its methods and those behind its properties too."""
+    for entry in list(vars(owner).values()):
+        if isinstance(entry, FunctionType):
+            yield entry
+        elif isinstance(entry, (classmethod, staticmethod, property)):
+            for part in ("__func__", "fget", "fset"):
+                if isinstance(function := getattr(entry, part, None), FunctionType):
+                    yield function
+
 
 # A compiled function that meets tensors of a plane runs uncompiled: their handlers and methods are not for tracing.
 for _plane in (Plane, BatchTensor):
-    for _entry in vars(_plane).values():
-        for _part in ("__func__", "fget", "fset"):
-            _function = getattr(_entry, _part, _entry)
-            if isinstance(_function, FunctionType):
-                never_compile(_function)
+    for _function in _functions_of(_plane):
+        never_compile(_function)
+
+
+def never_compile_packages(*names: str) -> None:
+    """Keep the compiler from what is loaded of some packages, where a call inside a compiled function has led to it.
+
+    Its branches on lane values and its numbers of lanes do. It takes 4 us for each function.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith(names):
+            kinds = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
+            for function in itertools.chain(*map(_functions_of, (module, *kinds))):
+                if function.__module__ == name:
+                    run_as_written(function.__code__)
+
 
 # Whether this code is being traced by `torch.compile`; the compiler takes the answer for a constant.
 is_compiling = torch.compiler.is_compiling

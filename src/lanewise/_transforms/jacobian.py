@@ -61,7 +61,8 @@ class Basis:
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             if len(self.tensors) == 1 and not self.twice[0] and length == self.total:
                 only = self.tensors[0]
-                return [torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)]
+                rows = torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)
+                return [_distributed_as(only, rows)]
             offset = 0
             found = []
             for tensor, both, count in zip(self.tensors, self.twice, self.counts):
@@ -70,9 +71,18 @@ class Basis:
                 for first, value in ((offset, 1), (offset + n, 1j)) if both else ((offset, 1),):
                     if -length < start - first < n:
                         rows.diagonal(start - first).fill_(value)
-                found.append(rows.view(length, *tensor.shape))
+                found.append(_distributed_as(tensor, rows.view(length, *tensor.shape)))
                 offset += count
         return found
+
+
+def _distributed_as(tensor: Any, rows: Tensor) -> Tensor:
+    """Directions on every device of the mesh that a DTensor lies on: it meets no plain tensors."""
+    while isinstance(tensor, Plane):
+        tensor = tensor.value
+    mesh = None if type(tensor) is Tensor else getattr(tensor, "device_mesh", None)
+    kind: Any = type(tensor)
+    return rows if mesh is None else kind.from_local(rows, mesh, run_check=False)
 
 
 def jacrev(

@@ -30,6 +30,7 @@ from lanewise._rules.jvp.losses import (
     whole_cross_entropy_of_each,
     whole_multilabel_margin_loss,
 )
+from lanewise._rules.jvp.pointwise import i0, i1, sinc
 from lanewise._rules.jvp.reductions import products_of_segments, scan, sums_of_segments
 from lanewise._torch_compat import (
     ORDER_KEY,
@@ -261,6 +262,7 @@ for _name, _compose in {
     "_linalg_det": det_written_out,
     "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
     "hardsigmoid": hardsigmoid,
+    "i0": i0,
     "logaddexp": logaddexp,
     "logaddexp2": logaddexp2,
     "logcumsumexp": logcumsumexp,
@@ -269,6 +271,8 @@ for _name, _compose in {
     "pow.Tensor_Tensor": power,
     "scaled_dot_product_attention": attention,
     "segment_reduce": segment_reduce,
+    "sinc": sinc,
+    "special_i1": i1,
 }.items():
     _without_derivative(_kernels, _name, _compose)
 _without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.factories import route, unrouted
+from lanewise._core.missing import no_strides
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import lane_rule
+from lanewise._torch_compat import current_autograd_node
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -67,6 +69,18 @@ def embedding_backward(level, grad, indices, rows, padding_idx, scale_grad_by_fr
     places = _shifted(level, indices, rows)
     out = aten.embedding_dense_backward(grad, places, lanes * rows, -1, scale_grad_by_freq)
     return out.unflatten(0, (lanes, rows))
+
+
+@lane_rule(aten._sparse_coo_tensor_with_dims_and_tensors.default)
+def sparse_gradient(level, sparse_dim, dense_dim, size, indices, values, **options):
+    """indices [B, 1, N], values [B, N, D] -> [B, V, D], dense: the gradient of a table with `sparse=True`"""
+    node = current_autograd_node()
+    if node is None or not node.name().startswith("EmbeddingB"):
+        op = aten._sparse_coo_tensor_with_dims_and_tensors.default
+        raise TransformError(at_user_line(*no_strides(op, "sparse_coo")))
+    rows = level.expanded(values)
+    places = level.expanded(indices)[:, 0, :, None].expand_as(rows)
+    return rows.new_zeros(level.size, *size).scatter_add(1, places, rows)
 
 
 @lane_rule(aten.embedding_renorm_.default, raw=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from lanewise._rules.batch.families import along_dims, full_reduction, lane_rule, shift_dims
+from lanewise._rules.batch.families import along_dims, decompose, full_reduction, lane_rule, shift_dims
 
 aten = torch.ops.aten
 
@@ -48,6 +48,14 @@ full_reduction(aten.any.default, aten.any.dim)
 full_reduction(aten.mean.default, aten.mean.dim)
 full_reduction(aten.prod.default, aten.prod.dim_int)
 full_reduction(aten.sum.default, aten.sum.dim_IntList)
+
+
+def _norm(x, p=2, *, dtype=None):
+    return torch.linalg.vector_norm(x, 2 if p is None else p, dtype=dtype)
+
+
+decompose(aten.norm.Scalar, _norm)
+decompose(aten.norm.ScalarOpt_dtype, _norm)
 
 
 @lane_rule(aten.count_nonzero.default)

@@ -178,6 +178,12 @@ def std_mean(level, x, dim=None, *, correction=None, keepdim=False):
     return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
 
 
+@decomposed(aten.norm.Scalar, aten.norm.ScalarOpt_dtype)
+def norm(x, p=2, *, dtype=None):
+    """The norm of all elements; torch's formula gives the tangent of a matrix two dims"""
+    return torch.linalg.vector_norm(x, 2 if p is None else p, dtype=dtype)
+
+
 @jvp_rule(aten.linalg_vector_norm.default)
 def vector_norm(level, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     """sum(x t) / y for the 2-norm, 0 where y is 0; sum(sign(x) t) for the 1-norm"""
