@@ -756,3 +756,21 @@ def test_gradients_through_arguments_and_inside_at_once_are_refused():
 
     with pytest.raises(RuntimeError, match="was itself computed, outside, from a tensor"):
         vmap(f)(torch.stack([w, w * 2]))
+
+
+def test_checkpoints_in_a_chain_are_recomputed_as_far_as_they_are_needed():
+    """A recomputation ends by an exception, from inside the operation whose operands it was for."""
+
+    def step(x, k):
+        return x + 0.1 * torch.sin(x * (k + 1)) * x.sum()
+
+    def f(x, keep):
+        for k in range(4):
+            x = step(x, k) if keep else checkpoint(step, x, k, use_reentrant=False)
+        return x.sum()
+
+    def second(keep):
+        return grad(lambda xs: vmap(grad(lambda x: f(x, keep)))(xs).square().sum())(xs)
+
+    xs = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(second(keep=False), second(keep=True))

@@ -10,10 +10,11 @@ from torch.autograd.function import Function
 from lanewise._core.batch import BatchTensor
 from lanewise._core.direct import unwatched
 from lanewise._core.formulas import pulled
-from lanewise._core.hot import FAILURES, inert
+from lanewise._core.hot import inert
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import machine
 from lanewise._core.level import on_plane
+from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import recorded
 from lanewise._core.rows import gather_rows, spread_rows
 from lanewise._torch_compat import (

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, strided
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.hot import FAILURES, inert
+from lanewise._core.hot import inert
 from lanewise._core.level import standing
+from lanewise._core.one_lane import FAILURES
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     current_graph_task_id,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.arrays import tensor_behind
-from lanewise._core.hot import FAILURES
 from lanewise._core.level import Level, current_level, route_name, run_outside
+from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._torch_compat import (
     FACTORY_KEY,

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.lanes import BeginAgain, union
 from lanewise._core.level import makes_tensors, standing
+from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.random import is_random
 from lanewise._torch_compat import (
@@ -32,10 +33,6 @@ from lanewise._torch_compat import (
     tls_is_included,
 )
 from lanewise._torch_compat import forward_ad as _native
-
-# What kernels raise for operands that they do not take. (Others come from hooks of the user's that a kernel calls.)
-FAILURES = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
-
 
 # Classes of tensors that are of no plane, and that no code of a class looks at.
 PLAIN = frozenset([Tensor, Parameter])

@@ -11,10 +11,10 @@ from lanewise._core.absent import left, note, on_present_rows
 from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
 from lanewise._core.cotangents import cotangent_lanes
 from lanewise._core.failing import part_by_failure
-from lanewise._core.hot import FAILURES
 from lanewise._core.journal import keep
 from lanewise._core.lanes import EMPTY, Lanes, Restart, machine, union
 from lanewise._core.level import ENDED, Level, on_plane
+from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import (
     Plane,
     argument,

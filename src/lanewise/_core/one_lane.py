@@ -9,6 +9,9 @@ from lanewise._core.plane import argument, map_tensors, tensors_of, written_argu
 from lanewise._core.random import is_random
 from lanewise.errors import LanewiseError, note_at_user_line
 
+# What kernels raise for operands that they do not take. (Others come from hooks of the user's that a kernel calls.)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
+
 # In no more lanes than these is it looked for the one that fails.
 _MANY = 1024
 
@@ -18,8 +21,10 @@ def failure_in_one_lane(level: Any, error: Exception, func: Any, args: tuple, kw
 
     It is that of the first lane in which the operation fails alone, if there is one.
     """
-    if func.namespace not in ("aten", "prims") or _lacks_memory(error) or isinstance(error, LanewiseError):
-        return error  # a rule may refuse what would crash a kernel
+    if not isinstance(error, FAILURES) or isinstance(error, LanewiseError):
+        return error  # from code that a kernel calls, such as a checkpoint that has seen enough; or from a rule
+    if func.namespace not in ("aten", "prims") or _lacks_memory(error):
+        return error
     found, lane = (error, 0) if is_random(func) else _first_failure(level, error, func, args, kwargs)
     if not isinstance(found, LanewiseError):
         where = ""
