@@ -306,3 +306,21 @@ def test_a_lane_that_runs_alone_may_not_draw_without_leave():
 
     with pytest.raises(errors.RandomnessError, match="randomness error mode"):
         vmap(f)(torch.arange(10, dtype=D))
+
+
+def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
+    def halvings(n):
+        n, count = int(n), 0
+        while n != 1:
+            n = n // 2 if n % 2 == 0 else 3 * n + 1
+            count += 1
+        return torch.tensor(count)
+
+    numbers = torch.arange(1, 41)
+    want = torch.stack([halvings(n) for n in numbers])
+    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted \d+ times"):
+        assert torch.equal(vmap(halvings)(numbers), want)
+    many = numbers.repeat(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(vmap(halvings)(many), want.repeat(20))

@@ -26,6 +26,7 @@ from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
+from lanewise.errors import SlowPathWarning, warn_at_user_line
 
 # Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
 _as_written: set[Any] = set()
@@ -65,10 +66,12 @@ def run_apart(
             with level:
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
+                before = machine.partings
                 out = boundary(level, thunk, join, structured=func is not None, alone=not jagged)
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
+                _tell_of_many(machine.partings - before, level.root.size)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
@@ -90,6 +93,21 @@ def run_apart(
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)
+
+
+# A parting costs as much as the smallest functions take for thirty lanes in a loop. So many for each lane are worth
+# telling of; among fewer lanes than that, nobody looks for speed.
+_OFTEN, _FEW_LANES = 1.5, 32
+
+
+def _tell_of_many(partings: int, lanes: int) -> None:
+    if lanes >= _FEW_LANES and partings > _OFTEN * lanes:
+        warn_at_user_line(
+            SlowPathWarning(
+                f"vmap: the {lanes} lanes have parted {partings} times, which may take longer than a Python loop over "
+                "them where they do little in between. It would take about as long for many more lanes"
+            )
+        )
 
 
 def _run(

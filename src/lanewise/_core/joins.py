@@ -396,6 +396,7 @@ parting.by = part_by
 
 def narrow(level: LaneLevel, positions: Tensor) -> None:
     """Go on with the lanes at `positions` [n] of those that run; the innermost boundary runs the others again."""
+    machine.partings += 1
     call = boundary_of(level)
     if call is not None and machine.level is level:
         call.parted = True

@@ -36,6 +36,7 @@ class Parting:
 
     def sides(self) -> "tuple[Side, Side]":
         """The lanes that take the first side, and the others."""
+        machine.partings += 1
         return Side(self, True, self.count), Side(self, False, self.mask.shape[0] - self.count)
 
 
@@ -422,12 +423,14 @@ class Machine(threading.local):
         boundaries: The open boundaries, innermost last.
         raised: The Disagreements and Restarts that have not come to their `vmap` yet.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
+        partings: How often lanes have parted.
     """
 
     def __init__(self) -> None:
         self.level: Any = None
         self.boundaries: list[Boundary] = []
         self.together = 0
+        self.partings = 0
         self.raised: list[tuple] = []
 
 
