@@ -10,6 +10,9 @@ from torch._higher_order_ops.scan import scan as torch_scan
 
 import lanewise as lw
 
+# torch's compiler, which an outermost `torch.cond` goes through, looks at the `.grad` of what it is given.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")
+
 captured = torch.tensor([0.5, 1.5], dtype=torch.float64)
 
 
