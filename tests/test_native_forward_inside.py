@@ -49,7 +49,9 @@ def pushed(operation):
     def run(x):
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(x, torch.ones_like(x))
-            return forward_ad.unpack_dual(operation(dual.sin())).tangent
+            tangent = forward_ad.unpack_dual(operation(dual.sin())).tangent
+            assert tangent is not None
+            return tangent
 
     return run
 
