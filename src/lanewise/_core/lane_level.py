@@ -182,6 +182,8 @@ class LaneLevel(BatchLevel):
         lanes = self._lanes if lanes is None else lanes
         if type(tensor) is not BatchTensor:
             return tensor
+        if not tensor.mapped:
+            sync(tensor)  # what was the same in all lanes may be a view of what has been lifted
         if tensor.level is self:
             if not tensor.mapped or tensor.home is lanes:
                 return tensor
@@ -259,7 +261,7 @@ class LaneLevel(BatchLevel):
                 if operand.level is self:
                     if operand.home is not lanes:
                         return self._align(func, args, kwargs, operands)
-                elif operand.mapped and self.covers(operand.level):
+                elif self.covers(operand.level) and _has_lanes(operand):
                     return self._align(func, args, kwargs, operands)
         if is_random(func) and (base := self._drawing_base(args, kwargs)) is not lanes:
             return self._draw(base, func, args, kwargs)
@@ -291,7 +293,7 @@ class LaneLevel(BatchLevel):
                 if (
                     operand.home is not lanes
                     if operand.level is self
-                    else operand.mapped and self.covers(operand.level)
+                    else self.covers(operand.level) and _has_lanes(operand)
                 ):
                     out = self._align(func, args, kwargs, operands)
                     break
@@ -365,11 +367,7 @@ class LaneLevel(BatchLevel):
             stands[id(tensor)] = stand
 
         def replace(tensor: Tensor) -> Tensor:
-            if id(tensor) in stands:
-                return stands[id(tensor)]
-            if self.owns(tensor):
-                sync(tensor)  # what was the same in all lanes may be a view of what has been lifted
-            return self.here(tensor)
+            return stands[id(tensor)] if id(tensor) in stands else self.here(tensor)
 
         new_args, new_kwargs = replace_tensors(replace, args, kwargs)
         out = self._run_here(func, new_args, new_kwargs, [replace(operand) for operand in operands])
@@ -472,6 +470,11 @@ class LaneLevel(BatchLevel):
                 self.below(put_rows, target.value, running.places(target.home), drawn)
         back = {id(stand): argument(args, kwargs, *written_arguments(func)[0]) for stand in stands.values()}
         return map_tensors(lambda t: back.get(id(t), t), out)
+
+
+def _has_lanes(tensor: BatchTensor) -> bool:
+    sync(tensor)
+    return tensor.mapped
 
 
 def home_of(tensor: BatchTensor) -> Lanes:

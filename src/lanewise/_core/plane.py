@@ -238,7 +238,8 @@ def sync(wrapper: Plane) -> None:
         return
     sync(parent)
     if level.lifted(parent):
-        view = level.interpret(func, (parent, *args), kwargs, [parent])
+        with at_home(parent):
+            view = level.interpret(func, (parent, *args), kwargs, [parent])
         level.copy_slots(wrapper, view if index is None else view[index])
 
 
