@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.absent import left, note, on_present_rows
-from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
+from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write, has_lanes
 from lanewise._core.cotangents import cotangent_lanes
 from lanewise._core.failing import part_by_failure
 from lanewise._core.journal import keep
@@ -261,7 +261,7 @@ class LaneLevel(BatchLevel):
                 if operand.level is self:
                     if operand.home is not lanes:
                         return self._align(func, args, kwargs, operands)
-                elif self.covers(operand.level) and _has_lanes(operand):
+                elif self.covers(operand.level) and has_lanes(operand):
                     return self._align(func, args, kwargs, operands)
         if is_random(func) and (base := self._drawing_base(args, kwargs)) is not lanes:
             return self._draw(base, func, args, kwargs)
@@ -293,7 +293,7 @@ class LaneLevel(BatchLevel):
                 if (
                     operand.home is not lanes
                     if operand.level is self
-                    else self.covers(operand.level) and _has_lanes(operand)
+                    else self.covers(operand.level) and has_lanes(operand)
                 ):
                     out = self._align(func, args, kwargs, operands)
                     break
@@ -308,6 +308,8 @@ class LaneLevel(BatchLevel):
         running = self._lanes
         if (func.is_view or torch.Tag.inplace_view in func.tags) and self.owns(args[0]):
             home = args[0].home
+            if not func.is_view:
+                self.check_refit(args[0])
             if self.partial(args[0]) or running.places(home) is not None:
                 self.lanes = home
                 try:
@@ -470,11 +472,6 @@ class LaneLevel(BatchLevel):
                 self.below(put_rows, target.value, running.places(target.home), drawn)
         back = {id(stand): argument(args, kwargs, *written_arguments(func)[0]) for stand in stands.values()}
         return map_tensors(lambda t: back.get(id(t), t), out)
-
-
-def _has_lanes(tensor: BatchTensor) -> bool:
-    sync(tensor)
-    return tensor.mapped
 
 
 def home_of(tensor: BatchTensor) -> Lanes:
