@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from lanewise._core.journal import Journal, keep
+from lanewise._core.journal import Journal, keep, note_write
 from lanewise._core.lanes import BeginAgain, Restart, machine
 from lanewise._core.layouts import run_with_layouts
 from lanewise._core.level import Level, standing
@@ -227,6 +227,11 @@ class BatchLevel(Level):
 
     def lift(self, wrapper: BatchTensor) -> None:
         """Uniform `[*S]` -> a copy of its own for each lane `[B, *S]`."""
+        part = wrapper.value
+        while isinstance(part, Plane):
+            if type(part) is BatchTensor:
+                note_write(part.level, part)
+            part = part.value
         wrapper.value = self.below(_copy_for_lanes, wrapper.value, self.size)
         wrapper.mapped = True
 

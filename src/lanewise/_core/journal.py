@@ -21,8 +21,8 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
-    if level.picked is not None and (picked := level.picked.get(memory(value))) is not None:
-        picked.written = True
+    if level.picked is not None:
+        note_write(level, value)
     if home is not None:
         level.writes += 1
         if level.aliases is not None:
@@ -32,6 +32,12 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     journal.keep(level, value, home)
     if statistic:
         journal.statistics.add(memory(value))
+
+
+def note_write(level: Any, value: Tensor) -> None:
+    """Before a write to `value`, or to a copy of it for more lanes: it may be a copy that stands for a view."""
+    if level.picked is not None and (picked := level.picked.get(memory(value))) is not None:
+        picked.written = True
 
 
 class Journal:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.picked import assigned, note, parts_by_number, source_of
+from lanewise._core.picked import Picked, note, parts_by_number, picked_as
 from lanewise._core.plane import Plane, sync
 from lanewise._torch_compat import fast_binding
 
@@ -30,7 +30,7 @@ def get_item(x: Tensor, index: Any) -> Tensor:
     if not count:
         return _get(x, index)
     if parts_by_number(entries):
-        return _get(x, tuple([int(entry) if _is_lane_number(entry) else entry for entry in entries]))
+        return _get(x, _numbers(entries))
     if count == len(entries) <= x.dim():
         out = _index(x, [_wide(entry) for entry in entries])
     else:
@@ -48,16 +48,24 @@ def get_item(x: Tensor, index: Any) -> Tensor:
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
+    # Asked first: a copy that gets lanes when it is written to is another one.
+    picked = picked_as(x)
     _set_item(x, index, value)
     if isinstance(value, Plane):
-        known = source_of(value)
         entries = index if type(index) is tuple else (index,)
-        if known is not None and known[0] is x and len(known[1]) == len(entries):
-            if all(map(operator.is_, known[1], entries)):
-                assigned(value)  # `x[i] += v` writes to the copy, and assigns it
-    known = source_of(x)
-    if known is not None:
-        set_item(*known, x)
+        known = picked_as(value)
+        if known and known[0].source is x and len(known[0].entries) == len(entries):
+            if all(map(operator.is_, known[0].entries, entries)):
+                _assigned(known)  # `x[i] += v` writes to the copy, and assigns it
+    if picked:
+        set_item(picked[0].source, picked[0].entries, x)
+        _assigned(picked)
+
+
+def _assigned(picked: list[Picked]) -> None:
+    """What was written to a copy is in its source now."""
+    for each in picked:
+        each.written = False
 
 
 def _set_item(x: Tensor, index: Any, value: Any) -> None:
@@ -66,6 +74,9 @@ def _set_item(x: Tensor, index: Any, value: Any) -> None:
         isinstance(entry, (Tensor, list, tuple)) and not _is_lane_number(entry) for entry in entries
     ):
         _set(x, index, value)
+        return
+    if parts_by_number(entries):
+        _set(x, _numbers(entries), value)
         return
     _, _, window = _split(x, entries)
     view = _get(x, window)
@@ -85,6 +96,11 @@ def _set_item(x: Tensor, index: Any, value: Any) -> None:
     while places[-1] is None:
         places.pop()
     torch.ops.aten.index_put_.default(view, places, value)
+
+
+def _numbers(entries: tuple) -> tuple:
+    """An index for lanes that part by their numbers."""
+    return tuple([int(entry) if _is_lane_number(entry) else entry for entry in entries])
 
 
 def _is_lane_number(entry: Any) -> bool:
