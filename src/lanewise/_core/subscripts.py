@@ -30,7 +30,7 @@ def get_item(x: Tensor, index: Any) -> Tensor:
     if not count:
         return _get(x, index)
     if parts_by_number(entries):
-        return _get(x, _numbers(entries))
+        return _get(x, tuple([int(entry) if _is_lane_number(entry) else entry for entry in entries]))
     if count == len(entries) <= x.dim():
         out = _index(x, [_wide(entry) for entry in entries])
     else:
@@ -75,9 +75,8 @@ def _set_item(x: Tensor, index: Any, value: Any) -> None:
     ):
         _set(x, index, value)
         return
-    if parts_by_number(entries):
-        _set(x, _numbers(entries), value)
-        return
+    if isinstance(value, Tensor) and parts_by_number(entries):
+        value = value.clone()  # it may be a view of x, in `x[i] = x[i]`
     _, _, window = _split(x, entries)
     view = _get(x, window)
     # The window's dims, without those that numbers drop: a slice(None) stands for each number of a lane.
@@ -96,11 +95,6 @@ def _set_item(x: Tensor, index: Any, value: Any) -> None:
     while places[-1] is None:
         places.pop()
     torch.ops.aten.index_put_.default(view, places, value)
-
-
-def _numbers(entries: tuple) -> tuple:
-    """An index for lanes that part by their numbers."""
-    return tuple([int(entry) if _is_lane_number(entry) else entry for entry in entries])
 
 
 def _is_lane_number(entry: Any) -> bool:
