@@ -159,3 +159,54 @@ def test_a_table_that_learns():
 
     starts = torch.arange(4)
     assert torch.equal(vmap(learn)(starts), torch.stack([learn(start) for start in starts]))
+
+
+def element(x, i, j):
+    x[i][j] = x.sum()
+
+
+def number_without_lanes(x, i, j):
+    x[i][j] = 7.0
+
+
+def added(x, i, j):
+    x[i].add_(j)
+
+
+def kept_row(x, i, j):
+    row = x[i]
+    row += j
+
+
+def part_of_row(x, i, j):
+    part = x[i][1:]
+    part.mul_(j)
+
+
+def row_assigned(x, i, j):
+    row = x[i]
+    row[1:] = j
+    row[0] = x[j].sum()
+
+
+def itself(x, i, j):
+    row = x[i]
+    row[j] = row[j] + 1
+    row[j] += j
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("write", [element, number_without_lanes, added, kept_row, part_of_row, row_assigned, itself])
+def test_numbers_of_lanes_around(write):
+    """A row picked by a number of an outer lane gets values of the inner lanes."""
+
+    def f(x, i, j):
+        x = x.clone()
+        write(x, i, j)
+        return x
+
+    xs = torch.randn(4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows, columns = torch.tensor([0, 1, 2, 1]), torch.tensor([-1, 0, 1, 2])
+    out = vmap(lambda x, i: vmap(lambda j: f(x, i, j))(columns))(xs, rows)
+    want = torch.stack([torch.stack([f(x, i, j) for j in columns]) for x, i in zip(xs, rows)])
+    torch.testing.assert_close(out, want)

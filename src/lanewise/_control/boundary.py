@@ -13,7 +13,7 @@ from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Boundary, Lanes, child, machine, merge_target
+from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
 from lanewise._core.level import on_plane
 from lanewise._core.random import Generators, drawn_without_leave, reseat_generators
 from lanewise._core.same_draws import SameDraws
@@ -88,6 +88,8 @@ def boundary(
                     # (A lane by itself would not write to the records of what each lane does.)
                     if alone and generators is None and level.outer is None and not journal.own:
                         run = _alone(level, thunk)
+            if journal.refits and around is level:
+                raise Restart(level)
             journal.undo(level, rows)
             draws.back(mark)
             if generators is not None:

@@ -117,6 +117,8 @@ def _run(
 
     What it has written to components goes to `writes`, for `_write_components`.
     """
+    # Each run gets tensors of its own: what one does to their shapes in place is not done to those of others.
+    lanes = [level.alias(lane) if level.owns(lane) else lane for lane in lanes]
     if not jagged:
         args, kwargs = unflatten(lanes, spec)
         return func(*args, **kwargs)

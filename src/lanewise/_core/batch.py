@@ -7,8 +7,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from lanewise._core.journal import keep
-from lanewise._core.lanes import BeginAgain
+from lanewise._core.journal import Journal, keep, note_write
+from lanewise._core.lanes import BeginAgain, Restart, machine
 from lanewise._core.layouts import run_with_layouts
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import find_rule
@@ -227,14 +227,29 @@ class BatchLevel(Level):
 
     def lift(self, wrapper: BatchTensor) -> None:
         """Uniform `[*S]` -> a copy of its own for each lane `[B, *S]`."""
+        part = wrapper.value
+        while isinstance(part, Plane):
+            if type(part) is BatchTensor:
+                note_write(part.level, part)
+            part = part.value
         wrapper.value = self.below(_copy_for_lanes, wrapper.value, self.size)
         wrapper.mapped = True
 
     def copy_slots(self, wrapper: BatchTensor, like: BatchTensor) -> None:
         wrapper.value = like.value
         wrapper.mapped = like.mapped
+        wrapper.gathered = None
         if not like.mapped:
             wrapper.origin = like.origin
+
+    def check_refit(self, tensor: BatchTensor) -> None:
+        """Before the metadata change in place of a tensor, or of one above it: it has one shape for all its lanes."""
+        journal = self.journal
+        if tensor.home is None or type(journal) is not Journal or journal.base is None:
+            return
+        if not tensor.home.within(self.lanes if machine.level is self else journal.base):
+            raise Restart(self)
+        journal.refits = True
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         rule = BATCH_RULES.get(func)
@@ -396,6 +411,12 @@ def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
             "or pass the tensor as a mapped argument: vmap(f, in_dims=0)(xs, ts)",
         )
     )
+
+
+def has_lanes(tensor: BatchTensor) -> bool:
+    """Whether a tensor has lanes, be it as a view of one that got them since."""
+    sync(tensor)
+    return tensor.mapped
 
 
 def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:

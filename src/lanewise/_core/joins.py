@@ -28,7 +28,7 @@ from lanewise._core.lanes import (
 )
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, recorded, sync
-from lanewise._core.rows import choose_rows
+from lanewise._core.rows import choose_rows, in_order
 from lanewise._torch_compat import (
     apply_plainly,
     current_graph_task_id,
@@ -142,7 +142,7 @@ _FEW = 4
 
 
 def _placed(rows: list[Tensor], pieces: list[Lanes], lanes: Lanes) -> Tensor:
-    out = rows[0].new_empty((lanes.size, *rows[0].shape[1:]))
+    out = in_order(lambda first: first.new_empty((lanes.size, *first.shape[1:])), rows[0])
     for row, piece in zip(rows, pieces):
         places = piece.positions(lanes)
         # Twice as fast where there is one dim.
@@ -151,7 +151,7 @@ def _placed(rows: list[Tensor], pieces: list[Lanes], lanes: Lanes) -> Tensor:
 
 
 def _put_together(rows: list[Tensor], order: Tensor) -> Tensor:
-    return torch.cat(rows).index_select(0, order.to(rows[0].device))
+    return in_order(lambda *rows: torch.cat(rows).index_select(0, order.to(rows[0].device)), *rows)
 
 
 def _above(level: LaneLevel, values: Any) -> Any:

@@ -21,8 +21,8 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
-    if level.picked is not None and (picked := level.picked.get(memory(value))) is not None:
-        picked.written = True
+    if level.picked is not None:
+        note_write(level, value)
     if home is not None:
         level.writes += 1
         if level.aliases is not None:
@@ -32,6 +32,12 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     journal.keep(level, value, home)
     if statistic:
         journal.statistics.add(memory(value))
+
+
+def note_write(level: Any, value: Tensor) -> None:
+    """Before a write to `value`, or to a copy of it for more lanes: it may be a copy that stands for a view."""
+    if level.picked is not None and (picked := level.picked.get(memory(value))) is not None:
+        picked.written = True
 
 
 class Journal:
@@ -44,9 +50,10 @@ class Journal:
         own: The places of records of the library's own among them, with a row for each lane.
         statistics: The memory of running statistics.
         again: What is to be done besides, oldest first, where all lanes begin again.
+        refits: Whether a tensor was given another shape in place, which is not undone.
     """
 
-    __slots__ = ("given", "base", "copies", "again", "own", "statistics", "_views")
+    __slots__ = ("given", "base", "copies", "again", "own", "statistics", "refits", "_views")
 
     def __init__(self, given: list[Tensor] | None, base: Lanes | None = None) -> None:
         self.given = given
@@ -55,6 +62,7 @@ class Journal:
         self.again: dict[Any, Callable[[], None]] = {}
         self.own: set[tuple] = set()
         self.statistics: set[int] = set()
+        self.refits = False
         self._views: dict[int, list[Tensor]] | None = None
 
     def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
@@ -92,6 +100,7 @@ class Journal:
             other.again.setdefault(key, undo)
         other.own |= self.own
         other.statistics |= self.statistics
+        other.refits |= self.refits
         for place, (value, home, copy) in self.copies.items():
             if given is not None and place[0] not in given and place not in self.own:
                 continue

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.absent import left, note, on_present_rows
-from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write
+from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write, has_lanes
 from lanewise._core.cotangents import cotangent_lanes
 from lanewise._core.failing import part_by_failure
 from lanewise._core.journal import keep
@@ -182,6 +182,8 @@ class LaneLevel(BatchLevel):
         lanes = self._lanes if lanes is None else lanes
         if type(tensor) is not BatchTensor:
             return tensor
+        if not tensor.mapped:
+            sync(tensor)  # what was the same in all lanes may be a view of what has been lifted
         if tensor.level is self:
             if not tensor.mapped or tensor.home is lanes:
                 return tensor
@@ -259,7 +261,7 @@ class LaneLevel(BatchLevel):
                 if operand.level is self:
                     if operand.home is not lanes:
                         return self._align(func, args, kwargs, operands)
-                elif operand.mapped and self.covers(operand.level):
+                elif self.covers(operand.level) and has_lanes(operand):
                     return self._align(func, args, kwargs, operands)
         if is_random(func) and (base := self._drawing_base(args, kwargs)) is not lanes:
             return self._draw(base, func, args, kwargs)
@@ -291,7 +293,7 @@ class LaneLevel(BatchLevel):
                 if (
                     operand.home is not lanes
                     if operand.level is self
-                    else operand.mapped and self.covers(operand.level)
+                    else self.covers(operand.level) and has_lanes(operand)
                 ):
                     out = self._align(func, args, kwargs, operands)
                     break
@@ -306,6 +308,8 @@ class LaneLevel(BatchLevel):
         running = self._lanes
         if (func.is_view or torch.Tag.inplace_view in func.tags) and self.owns(args[0]):
             home = args[0].home
+            if not func.is_view:
+                self.check_refit(args[0])
             if self.partial(args[0]) or running.places(home) is not None:
                 self.lanes = home
                 try:
@@ -365,11 +369,7 @@ class LaneLevel(BatchLevel):
             stands[id(tensor)] = stand
 
         def replace(tensor: Tensor) -> Tensor:
-            if id(tensor) in stands:
-                return stands[id(tensor)]
-            if self.owns(tensor):
-                sync(tensor)  # what was the same in all lanes may be a view of what has been lifted
-            return self.here(tensor)
+            return stands[id(tensor)] if id(tensor) in stands else self.here(tensor)
 
         new_args, new_kwargs = replace_tensors(replace, args, kwargs)
         out = self._run_here(func, new_args, new_kwargs, [replace(operand) for operand in operands])

@@ -198,6 +198,9 @@ class Level:
     def check_write_outside(self, level: "Level") -> None:
         """Before a write to a tensor of a level around this one."""
 
+    def check_refit(self, tensor: Any) -> None:
+        """Before the metadata of a tensor of the level, or of one above it, change in place."""
+
     def forget_gathered(self) -> None:
         """Gather anew from here on, as a function will that is run again: on levels that keep what they gathered."""
 

@@ -55,21 +55,10 @@ def parts_by_number(entries: tuple) -> bool:
     return any(level.by_number for entry in entries if isinstance(entry, Plane) for level in _levels(entry))
 
 
-def source_of(tensor: Any) -> tuple[Tensor, tuple] | None:
-    """What a copy was picked from, and by which numbers; None for another tensor."""
-    for level in _levels(tensor):
-        found = None if level.picked is None else level.picked.get(memory(tensor))
-        if found is not None and found.copy() is tensor:
-            return found.source, found.entries
-    return None
-
-
-def assigned(tensor: Any) -> None:
-    """What was written to a copy is in its source now."""
-    for level in _levels(tensor):
-        found = None if level.picked is None else level.picked.get(memory(tensor))
-        if found is not None:
-            found.written = False
+def picked_as(tensor: Any) -> list[Picked]:
+    """What a copy was picked from, as each level with one of the numbers knows it; none for another tensor."""
+    found = [None if level.picked is None else level.picked.get(memory(tensor)) for level in _levels(tensor)]
+    return [each for each in found if each is not None and each.copy() is tensor]
 
 
 def lost(level: BatchLevel) -> bool:

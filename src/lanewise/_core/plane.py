@@ -209,6 +209,10 @@ def escaped(level: Level, func: Any) -> EscapedTensorError:
 
 def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> Plane:
     """Give `wrapper` the metadata and value of `like`, the result of the out-of-place twin of an in-place view."""
+    part: Any = wrapper
+    while isinstance(part, Plane):
+        part.level.check_refit(part)
+        part = part.value
     grad_mode = torch.is_grad_enabled()
     set_grad_enabled(False)
     try:
@@ -238,7 +242,8 @@ def sync(wrapper: Plane) -> None:
         return
     sync(parent)
     if level.lifted(parent):
-        view = level.interpret(func, (parent, *args), kwargs, [parent])
+        with at_home(parent):
+            view = level.interpret(func, (parent, *args), kwargs, [parent])
         level.copy_slots(wrapper, view if index is None else view[index])
 
 

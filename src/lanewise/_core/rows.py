@@ -75,11 +75,29 @@ def _below(level: Any, run: Callable, value: Tensor, *args: Any) -> Tensor:
 
 def _copy_stretch(value: Tensor, start: int, size: int) -> Tensor:
     # A copy, as rows gathered are: what is written to the value later does not change what was read.
-    return value.narrow(0, start, size).clone(memory_format=torch.contiguous_format)
+    return in_order(lambda rows: rows.narrow(0, start, size).clone(memory_format=torch.contiguous_format), value)
 
 
 def gather_rows(value: Tensor, places: Tensor) -> Tensor:
-    return value.index_select(0, places.to(value.device))
+    if value.is_contiguous():
+        return value.index_select(0, places.to(value.device))
+    return in_order(lambda rows: rows.index_select(0, places.to(value.device)), value)
+
+
+def in_order(run: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """`run(*rows)`, a contiguous `[n, *S]`, with the dims of a lane in the order that they have in the first's memory.
+
+    Whether `reshape` and `contiguous` of an example give a view or a copy depends on it.
+    """
+    first = rows[0]
+    if first.is_contiguous() or first.dim() < 3 or 0 in (strides := first.stride()):
+        return run(*rows)
+    dims = range(first.dim())
+    order = [0, *sorted(dims[1:], key=lambda dim: -strides[dim])]
+    back = sorted(dims, key=order.__getitem__)
+    if order == list(dims):
+        return run(*rows)
+    return run(*[each.permute(order) for each in rows]).permute(back)
 
 
 # From so many lanes on, a choice by bits is faster than torch.where, whose kernel branches on each element: 9 us in

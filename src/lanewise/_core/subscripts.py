@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.picked import assigned, note, parts_by_number, source_of
+from lanewise._core.picked import Picked, note, parts_by_number, picked_as
 from lanewise._core.plane import Plane, sync
 from lanewise._torch_compat import fast_binding
 
@@ -48,16 +48,24 @@ def get_item(x: Tensor, index: Any) -> Tensor:
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
+    # Asked first: a copy that gets lanes when it is written to is another one.
+    picked = picked_as(x)
     _set_item(x, index, value)
     if isinstance(value, Plane):
-        known = source_of(value)
         entries = index if type(index) is tuple else (index,)
-        if known is not None and known[0] is x and len(known[1]) == len(entries):
-            if all(map(operator.is_, known[1], entries)):
-                assigned(value)  # `x[i] += v` writes to the copy, and assigns it
-    known = source_of(x)
-    if known is not None:
-        set_item(*known, x)
+        known = picked_as(value)
+        if known and known[0].source is x and len(known[0].entries) == len(entries):
+            if all(map(operator.is_, known[0].entries, entries)):
+                _assigned(known)  # `x[i] += v` writes to the copy, and assigns it
+    if picked:
+        set_item(picked[0].source, picked[0].entries, x)
+        _assigned(picked)
+
+
+def _assigned(picked: list[Picked]) -> None:
+    """What was written to a copy is in its source now."""
+    for each in picked:
+        each.written = False
 
 
 def _set_item(x: Tensor, index: Any, value: Any) -> None:
@@ -67,6 +75,8 @@ def _set_item(x: Tensor, index: Any, value: Any) -> None:
     ):
         _set(x, index, value)
         return
+    if isinstance(value, Tensor) and parts_by_number(entries):
+        value = value.clone()  # it may be a view of x, in `x[i] = x[i]`
     _, _, window = _split(x, entries)
     view = _get(x, window)
     # The window's dims, without those that numbers drop: a slice(None) stands for each number of a lane.
