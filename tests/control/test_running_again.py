@@ -324,3 +324,50 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(vmap(halvings)(many), want.repeat(20))
+
+
+# Functions without source: they run as they are written, for one set of lanes after another, called by one that has one.
+_WITHOUT_SOURCE: dict = {}
+exec(  # noqa: S102
+    """
+def written_before_they_part(x, i):
+    x.mul_(2); n = int(i); return x * n
+
+def a_row_written_before_they_part(x, i):
+    x[0].copy_(x.sum()); n = int(i); x[n] = 2.0; return x
+
+def written_by_some(x, i):
+    n = int(i); x.mul_(n + 1); return x
+
+def a_row_written_by_some(x, i):
+    x[i].copy_(x.sum()); return x
+
+def made_inside(x, i):
+    y = x * 2; y.mul_(3); n = int(i); y[n] = y.sum(); return y
+
+def two_ways(x, i):
+    n = int(i); x[n].fill_(x.sum()); m = int((x.sum() > 1) * 1); x[m] += x.sum(); return x
+""",
+    _WITHOUT_SOURCE,
+)
+
+
+@pytest.mark.parametrize("name", [name for name in _WITHOUT_SOURCE if not name.startswith("__")])
+def test_writes_to_what_a_caller_has_made(name):
+    callee = _WITHOUT_SOURCE[name]
+    xs = torch.randn(4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    numbers = torch.tensor([2, 0, 1, 0])
+
+    def f(x, i):
+        return callee(x * 1, i)
+
+    def loss(x, i):
+        return f(x, i).square().sum()
+
+    want = torch.stack([f(x, i) for x, i in zip(xs, numbers)])
+    leaf = xs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(sum(loss(x, i) for x, i in zip(leaf, numbers)), leaf)
+    for _ in range(2):
+        torch.testing.assert_close(vmap(f)(xs, numbers), want)
+        torch.testing.assert_close(vmap(grad(loss))(xs, numbers), gradient)
+        torch.testing.assert_close(grad(lambda xs: vmap(loss)(xs, numbers).sum())(xs), gradient)

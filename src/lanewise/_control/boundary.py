@@ -42,8 +42,8 @@ def boundary(
     here = Boundary(level, base, draws)
     mark = draws.mark()
     drawn_by: list[dict] = []
-    # All lanes of a `vmap`: what was there before is what it was given.
-    given = outer_journal.given if base is level.root and outer_journal is not None else None
+    # The function of the `vmap` itself: what was there before is what it was given.
+    given = outer_journal.given if call is None and outer_journal is not None else None
     journal = level.journal = Journal(given, base)
     generators = None if level.randomness == "error" else Generators()
     ends = Ends() if level.randomness == "different" else None
@@ -90,6 +90,8 @@ def boundary(
                         run = _alone(level, thunk)
             if journal.refits and around is level:
                 raise Restart(level)
+            if call is not None and journal.outlives():
+                raise Restart(level)  # in the function around, what was written to is made anew, with its history
             journal.undo(level, rows)
             draws.back(mark)
             if generators is not None:

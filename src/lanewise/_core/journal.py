@@ -113,6 +113,10 @@ class Journal:
         for undo in reversed(self.again.values()):
             undo()
 
+    def outlives(self) -> bool:
+        """Whether what was written to has a history outside, which undoing the writes would not undo."""
+        return any(tracked(value) for value, _, _ in self.copies.values())
+
     def undo(self, level: Any, rows: Tensor | None = None) -> None:
         """Write the copies back, for all lanes or for the rows of `base` given.
 

@@ -353,9 +353,10 @@ class LaneLevel(BatchLevel):
                 raise captured_write(func, written_arguments(func)[0][1], tensor)
             if not self.owns(tensor) or tensor.home is self._lanes:
                 continue
-            recording = not statistics and machine.level is self and is_grad_enabled()
-            if recording and any(recorded(operand) for operand in operands):
-                # The graph of this plane cannot hold that some lanes were written and others not.
+            recording = not statistics and is_grad_enabled() and any(recorded(operand) for operand in operands)
+            if recording and (machine.level is self or sum(call.level is self for call in machine.boundaries) > 1):
+                # The graph of this plane cannot hold that some lanes were written and others not, unless the tensor is
+                # made anew where the others run, from the start of the function.
                 raise Restart(self)
             lift(tensor)
             if self.partial(tensor):
