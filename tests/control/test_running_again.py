@@ -328,7 +328,7 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
 
 # Functions without source: they run as they are written, for one set of lanes after another, called by one that has one.
 _WITHOUT_SOURCE: dict = {}
-exec(  # noqa: S102
+exec(
     """
 def written_before_they_part(x, i):
     x.mul_(2); n = int(i); return x * n
