@@ -326,7 +326,7 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
         assert torch.equal(vmap(halvings)(many), want.repeat(20))
 
 
-# Functions without source: they run as they are written, for one set of lanes after another, called by one that has one.
+# Functions without source run as they are written, for one set of lanes after another; one with a source calls them.
 _WITHOUT_SOURCE: dict = {}
 exec(
     """

@@ -32,6 +32,7 @@ from lanewise._transforms.dims import (
 )
 from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, start_again
 from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
+from lanewise._transforms.reverse import tensors_only
 from lanewise.errors import hide_own_frames
 
 
@@ -122,7 +123,9 @@ def vmap(
             generators = None if randomness == "error" else Generators()
             if reach is NOT_LOOKED_AT:
                 reach = reach_of(func)
-            held = None if reach is None and front and not kwargs else held_before(reach, (*args, *kwargs.values()))
+            # Tensors hold nothing that a function changes which changes no objects.
+            safe = reach is None and not kwargs and (front or tensors_only(args))
+            held = None if safe else held_before(reach, (*args, *kwargs.values()))
             try:
                 with level:
                     lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
