@@ -10,25 +10,12 @@ import pytest
 import torch
 
 from lanewise import grad, vmap
+from tests.control.test_outside_objects import Stack
 
 D = torch.float64
 SEEDS = range(200 if os.environ.get("LANEWISE_FULL") else 12)
 
 pytestmark = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
-
-
-class Stack:
-    def __init__(self):
-        self.items = []
-        self.depth = 0
-
-    def push(self, value):
-        self.items.append(value)
-        self.depth += 1
-
-    def pop(self):
-        self.depth -= 1
-        return self.items.pop()
 
 
 class Outside:

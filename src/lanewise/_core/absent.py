@@ -23,6 +23,7 @@ from lanewise._core.level import on_plane
 from lanewise._core.plane import detached, recorded, replace_tensors
 from lanewise._core.steep import steep
 from lanewise._torch_compat import (
+    AccumulateGrad,
     apply_plainly,
     current_graph_task_id,
     forward_level,
@@ -287,7 +288,7 @@ def _in_order(nodes: list, begun: int) -> list:
         if left_again:
             done.append(node)
             continue
-        if node is None or node in seen or hasattr(node, "variable") or node_number(node) < begun:
+        if node is None or node in seen or type(node) is AccumulateGrad or node_number(node) < begun:
             continue
         seen.add(node)
         stack.append((node, True))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, strided
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.hot import inert
+from lanewise._core.hot import inert, same_in_all
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
 from lanewise._torch_compat import (
@@ -51,45 +51,36 @@ def gathers(level: Any) -> bool:
     return level.alive and current_graph_task_id() == level.task
 
 
-def _for_all_lanes(level: Any, call: Callable, x: BatchTensor, *rest: Any) -> Any:
-    """`call` of operands that are the same in all lanes; None where that is not plain to see."""
-    if x.origin is not None or x.home is not level.lanes:
-        return None
-    values = [x.value]
-    direct = level.parent is None and inert(x.value)
-    for y in rest:
+def _for_all_lanes(run: Callable, *operands: Any) -> Any:
+    """What `run`, of hot.same_in_all, gives; None where that is not plain to see."""
+    for y in operands:
         kind = type(y)
         if kind is BatchTensor:
-            if y.level is not level or y.mapped or y.origin is not None or y.home is not x.home or _recorded(y):
+            if _recorded(y):
                 return None
-            y = y.value
         elif kind is not float and kind is not int and (kind is not Tensor or y.layout is not strided):
             return None
-        if isinstance(y, Tensor):
-            direct = direct and inert(y)
-        values.append(y)
+    include_key(OUTSIDE_KEY, False)
     try:
-        if not direct:
-            return level.adopt(level.below(call, *values))
-        include_key(OUTSIDE_KEY, False)
-        try:
-            return level.adopt(call(*values))
-        finally:
-            include_key(OUTSIDE_KEY, True)
+        out = run(operands, {})
     except FAILURES:
         return None
+    finally:
+        include_key(OUTSIDE_KEY, True)
+    return None if out is NotImplemented else out
 
 
 def unary_method(name: str, call: Callable[[Any], Any]) -> None:
     """Let the method `name` of tensors with lanes be `call`, elementwise, on the plane below."""
     own = getattr(Tensor, name)
+    for_all = same_in_all(call, apart=True)
 
     def method(x: Any, *args: Any, **kwargs: Any) -> Any:
         level = x.level
         if args or kwargs or not unwatched(level) or _recorded(x):
             return own(x, *args, **kwargs)
         if not x.mapped:
-            out = _for_all_lanes(level, call, x)
+            out = _for_all_lanes(for_all, x)
             return own(x) if out is None else out
         if x.home is not level.lanes:
             if not gathers(level):
@@ -126,6 +117,7 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
     """
     own = getattr(Tensor, name)
     reflects = getattr(Tensor, forward or name)
+    for_all = same_in_all(call, apart=True)
 
     def apart(x: Any, y: Any) -> Any:
         return reflects(y, x) if forward and isinstance(y, Tensor) else own(x, y)
@@ -145,7 +137,7 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
             return apart(x, y)
         kind = type(y)
         if not x.mapped:
-            out = None if kind is BatchTensor and y.mapped else _for_all_lanes(level, call, x, y)
+            out = None if kind is BatchTensor and y.mapped else _for_all_lanes(for_all, x, y)
             return apart(x, y) if out is None else out
         home = level.lanes
         if x.home is not home or (kind is BatchTensor and y.home is not home):

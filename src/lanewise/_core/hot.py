@@ -220,7 +220,7 @@ def _captured_first(call: Callable, args: Any) -> Any:
     return NotImplemented if x.layout is not strided else _one_without_lanes(y.level, call, x, y.value)
 
 
-def _same_in_all(call: Callable, apart: bool) -> Callable:
+def same_in_all(call: Callable, apart: bool) -> Callable:
     """An operation whose operands are all the same in all lanes: once, on the plane below.
 
     `apart`: it has a kernel of autograd's own, so that for plain values no dispatch state need be restored.
@@ -294,8 +294,8 @@ def route(op: OpOverload, path: Callable) -> None:
     HOT[op] = path
     gathers = not (op.is_view or op._schema.is_mutable or is_random(op))
     uniform = None
-    if gathers and makes_tensors(op):
-        uniform = _same_in_all(fast_binding(op), has_kernel_for_key(op.name(), "Autograd"))
+    if gathers and makes_tensors(op) and not str(op._schema.arguments[0].type).startswith("List"):
+        uniform = same_in_all(fast_binding(op), has_kernel_for_key(op.name(), "Autograd"))
     views = op.is_view
 
     def enter(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.plane import Plane
-from lanewise._torch_compat import node_number
+from lanewise._torch_compat import AccumulateGrad, node_number
 
 
 @functools.cache
@@ -135,7 +135,7 @@ def steep(out: Tensor, begun: int) -> bool:
         if not flat:
             return True
         for place, (following, _) in enumerate(node.next_functions):
-            if following is not None and begun <= node_number(following) and not hasattr(following, "variable"):
+            if following is not None and begun <= node_number(following) and type(following) is not AccumulateGrad:
                 stack.append((following, shown and name in _SHOWING and (place == 0 or name != "DivBackward0")))
     return False
 
