@@ -12,6 +12,7 @@ from lanewise._control.convert import converted
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.hooked import HookedLevel, hooked, own_value
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
@@ -19,7 +20,7 @@ from lanewise._core.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.outside import held_before, reach_of
 from lanewise._core.picked import by_number
-from lanewise._core.plane import recorded
+from lanewise._core.plane import recorded, tracked
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
@@ -49,7 +50,7 @@ def run_apart(
     func = None if code in _as_written else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
     while True:
-        level = _level(place, randomness, flat)
+        level = _level(place, randomness, flat, HookedLevel if code in hooked else LaneLevel)
         if code in by_number:
             level.by_number = True
         if jagged:
@@ -87,6 +88,8 @@ def run_apart(
             if held is not None:
                 held.put_back()
             flat = flat and restart.flat
+            if level.hooked:
+                hooked.add(code)
             if not restart.structured:
                 func = None
                 _as_written.add(code)
@@ -119,6 +122,10 @@ def _run(
     """
     # Each run gets tensors of its own: what one does to their shapes in place is not done to those of others.
     lanes = [level.alias(lane) if level.owns(lane) else lane for lane in lanes]
+    if level.hooked:
+        for lane in lanes:
+            if level.owns(lane) and tracked(lane.value):
+                lane.value, lane.origin = own_value(level, lane.value), None
     if not jagged:
         args, kwargs = unflatten(lanes, spec)
         return func(*args, **kwargs)
@@ -159,7 +166,7 @@ def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
     settle(level, level.wrap(rows))
 
 
-def _level(place: tuple[int, int, int], randomness: str, flat: bool) -> LaneLevel:
+def _level(place: tuple[int, int, int], randomness: str, flat: bool, kind: type[LaneLevel]) -> LaneLevel:
     """A level for the lanes of this call, or for all pairs of them and those of the `vmap` right around (`flat`).
 
     Not for pairs where the one draws for each lane and the other once for all.
@@ -167,12 +174,12 @@ def _level(place: tuple[int, int, int], randomness: str, flat: bool) -> LaneLeve
     start, length, total = place
     around = current_level()
     if not flat or not isinstance(around, BatchLevel):
-        return LaneLevel(length, randomness, total, start)
+        return kind(length, randomness, total, start)
     if "error" in (randomness, around.randomness):
         randomness = "error"
     elif randomness != around.randomness:
-        return LaneLevel(length, randomness, total, start)
-    return LaneLevel(length, randomness, total, start, around)
+        return kind(length, randomness, total, start)
+    return kind(length, randomness, total, start, around)
 
 
 def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:

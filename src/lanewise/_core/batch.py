@@ -116,6 +116,7 @@ class BatchLevel(Level):
         by_number: Whether lanes part by the numbers that they index with, so that there are none.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
+        hooked: Whether each tensor has a value of its own, for hooks that are set after it has been used (hooked.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
@@ -127,6 +128,7 @@ class BatchLevel(Level):
     all_lanes: Any = None
     picked: Any = None
     by_number = False
+    hooked = False
     has_absent: bool | None = False
     answers: Any = None
 

@@ -26,14 +26,13 @@ from lanewise._core.calls import (
 )
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import give
-from lanewise._core.hooks import on_lanes_of_node
+from lanewise._core.hooks import Handles, on_lanes_of_node
 from lanewise._core.joins import restricted
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane, record_as_outside
 from lanewise._core.linear import LinearLevel
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
-from lanewise._core.surface import Handles
 from lanewise._core.user_rules import VmapInfo, wrap_by_out_dims
 from lanewise._torch_compat import (
     CheckpointInputs,

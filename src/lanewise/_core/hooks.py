@@ -43,6 +43,19 @@ class HookLevel(LaneLevel):
         return super().here(tensor, lanes)
 
 
+class Handles:
+    """Removes a hook from every plane."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self, handles: list) -> None:
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
 class _Runner:
     """What runs a hook whose lanes may part: `run(level, hook, args, unchanged)`.
 

@@ -19,15 +19,15 @@ from lanewise._core.arrays import hand_out
 from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.hooks import of_running, on_lanes
+from lanewise._core.hooked import set_hook
 from lanewise._core.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.plain_data import torch_data
-from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
+from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
-from lanewise._torch_compat import current_graph_task_id, leave_to_python, node_number, set_grad_enabled
+from lanewise._torch_compat import current_graph_task_id, leave_to_python, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -259,20 +259,7 @@ class Surface:
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Call `hook` with each gradient of the tensor, on whichever plane it is computed."""
-        handles = []
-        below = tracked(self.value)
-        if below and isinstance(self, BatchTensor):
-            lift(self)  # a gradient for each lane, not their sum
-        on_this = of_running(self, hook)
-        if recorded(self) or not below:  # type: ignore[arg-type]
-            handles.append(Tensor.register_hook(self, on_this))  # type: ignore[arg-type]
-        if below:
-            if not _is_own(self):
-                # A node of its own: the value may be an argument, or in use elsewhere.
-                self.value = self.level.below(_alias, self.value)
-            hook = on_lanes(self, hook) if isinstance(self, BatchTensor) else hook
-            handles.append(self.value.register_hook(hook))
-        return Handles(handles)
+        return set_hook(self, hook)  # type: ignore[arg-type]
 
     def retain_grad(self) -> None:
         """Keep the gradient of a tensor that is no leaf, on its plane."""
@@ -342,31 +329,8 @@ class Surface:
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
-class Handles:
-    """Removes a hook from every plane."""
-
-    __slots__ = ("handles",)
-
-    def __init__(self, handles: list) -> None:
-        self.handles = handles
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
 def _detach(value: Tensor) -> Tensor:
     return value.detach() if isinstance(value, Plane) else detached(value)
-
-
-def _is_own(wrapper: Any) -> bool:
-    """Whether a value was computed inside, for this wrapper alone: all its uses are uses of the wrapper."""
-    if not isinstance(wrapper, BatchTensor) or getattr(wrapper, "origin", None) is not None:
-        return False
-    value = wrapper.value
-    while isinstance(value, Plane) and not recorded(value):
-        value = value.value
-    return value.grad_fn is not None and node_number(value.grad_fn) >= wrapper.level.begun
 
 
 def _way_from(wrapper: Any, alias: Any) -> list | None:
@@ -378,10 +342,6 @@ def _way_from(wrapper: Any, alias: Any) -> list | None:
         way.append(alias.origin[1])
         alias = alias.origin[0]
     return way
-
-
-def _alias(value: Tensor) -> Tensor:
-    return value.view_as(value)
 
 
 def standing(wrapper: Any) -> Tensor | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.hooked import with_own_nodes
 from lanewise._core.layouts import layout_of
 from lanewise._core.linear import LinearLevel, memories
 from lanewise._core.plane import sync
@@ -46,7 +47,9 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
     if peer_engine_active():
         raise refuse_peer("jvp")
     leaves, tangent_leaves, spec = check_primals(func, primals, tangents)
-    with DualLevel() as level:
+    level = DualLevel()
+    leaves = with_own_nodes(leaves)
+    with level:
         duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]
         out = func(*(duals if spec is None else unflatten(duals, spec)))
         value, aux = split_aux(_text("jvp", func), out, has_aux) if has_aux else (out, None)
@@ -108,6 +111,7 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
     with LinearLevel() as linear:
         tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
         with DualLevel(preserve=linear.preserve) as level:
+            leaves = linear.below(with_own_nodes, leaves)
             duals = [level.wrap(x, t) for x, t in zip(leaves, tangents)]
             out = func(*unflatten(duals, spec))
             outputs, out_spec = flatten(out)

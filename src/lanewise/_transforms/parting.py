@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.hooked import HookedLevel, hooked
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Disagreement, Restart, arrived
@@ -57,7 +58,7 @@ def _code_in(cell: Any) -> Any:
 
 def parts(code: Any) -> bool:
     """Whether lanes may part from the start: they did before, or those of the `vmap` around do now."""
-    return code in parted or type(current_level()) is LaneLevel
+    return code in parted or type(current_level()) in (LaneLevel, HookedLevel)
 
 
 def check_lost(level: BatchLevel, code: Any) -> None:
@@ -86,6 +87,8 @@ def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before
         raise error
     else:
         parted.add(code)
+        if level.hooked:
+            hooked.add(code)
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
     if held is not None:
