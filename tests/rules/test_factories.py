@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import vmap
+from lanewise import grad, jvp, vmap
 from tests.rules.lanes import bools, check, ints, normal
 
 aten = torch.ops.aten
@@ -141,6 +141,27 @@ RANGES = {
 def test_range(name):
     f, *makers = RANGES[name]
     check(f, *makers, grad=False)
+
+
+@pytest.mark.parametrize("f", [torch.linspace, torch.logspace], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("from_number, to_number", [(False, False), (True, False), (False, True)])
+def test_ranges_have_no_history(f, from_number, to_number):
+    """As torch has it: results of tensors that are tracked are not, and have no tangent."""
+
+    def run(a, b):
+        return f(0.5 if from_number else a, 2.0 if to_number else b, 4)
+
+    a, b = torch.rand(3), torch.rand(3) + 1
+    assert not run(a[0].clone().requires_grad_(), b[0].clone().requires_grad_()).requires_grad
+    assert not vmap(run)(a.clone().requires_grad_(), b.clone().requires_grad_()).requires_grad
+    for got in (
+        *grad(lambda a, b: vmap(run)(a, b).sum(), (0, 1))(a, b),
+        *vmap(grad(lambda a, b: run(a, b).sum()))(a, b),
+    ):
+        assert not got.any()
+    for out, tangent in (jvp(vmap(run), (a, b), (a, b)), jvp(run, (a[0], b[0]), (a[0], b[0]))):
+        assert out.shape == tangent.shape and not tangent.any()
+    assert torch.allclose(vmap(run)(a, b), torch.stack([run(i, j) for i, j in zip(a, b)]))
 
 
 COPIES = {

@@ -183,7 +183,10 @@ def new_zeros_with_same_feature_meta(level, x, other, *, self_num_batch_dims=0):
 
 
 def _steps(start, end, steps, dtype):
-    """`steps` numbers from start to end in the dtype that torch computes them in, each counted from its nearer end."""
+    """`steps` numbers from start to end in the dtype that torch computes them in, each counted from its nearer end.
+
+    They have no history: torch has no derivative of them.
+    """
     for bound in (start, end):
         if isinstance(bound, Tensor) and bound.dim():
             raise TransformError(
@@ -191,7 +194,9 @@ def _steps(start, end, steps, dtype):
             )
     exact = dtype if dtype.is_floating_point or dtype.is_complex else torch.float64
     first, last = (
-        bound.to(dtype).to(exact) if isinstance(bound, Tensor) else torch.full((), bound, dtype=dtype).to(exact)
+        bound.detach().to(dtype).to(exact)
+        if isinstance(bound, Tensor)
+        else torch.full((), bound, dtype=dtype).to(exact)
         for bound in (start, end)
     )
     if steps < 2:
