@@ -169,3 +169,83 @@ def test_what_an_operator_draws():
         vmap(noisy)(xs)
     nested = vmap(vmap(noisy, randomness="same"), randomness="different")(xs.view(2, 2, 3))
     assert torch.equal(nested[0, 0], nested[0, 1]) and not torch.equal(nested[0], nested[1])
+
+
+@torch.library.custom_op("lanewise_tests::noisy_in_place", mutates_args=("x",))
+def noisy_in_place(x: Tensor) -> None:
+    x.add_(torch.rand_like(x))
+
+
+@torch.library.custom_op("lanewise_tests::noisy_by_rule", mutates_args=())
+def noisy_by_rule(x: Tensor) -> Tensor:
+    return x + torch.rand_like(x)
+
+
+@noisy_by_rule.register_vmap
+def _(info, in_dims, x):
+    return x + torch.rand_like(x), 0
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x + torch.rand_like(x), 0
+
+
+def _written(x):
+    y = x.clone()
+    noisy_in_place(y)
+    return y
+
+
+def _in_a_branch(x):
+    return noisy(x) if noisy(x).sum() > 1 else noisy(x) + noisy_by_rule(x)
+
+
+def _run_again(x):
+    return [noisy_by_rule(x), noisy(x)][int(noisy(x).sum() > 1)]
+
+
+DRAWING = {
+    "by lane": noisy,
+    "written": _written,
+    "by rule": noisy_by_rule,
+    "function by rule": Noisy.apply,
+    "branch": _in_a_branch,
+    "run again": _run_again,
+}
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("name", DRAWING)
+def test_lanes_of_all_chunks_draw_their_own(name):
+    f, xs = DRAWING[name], torch.zeros(6, 2)
+    states = []
+    for size in (None, 2, 4):
+        torch.manual_seed(0)
+        out = vmap(f, randomness="different", chunk_size=size)(xs)
+        assert len(out.unique()) == out.numel()
+        states.append((out, torch.rand(3)))
+        assert not torch.isin(states[-1][1], out).any()
+    if name in ("by lane", "written"):  # which lane it is decides the numbers
+        for state in states:
+            assert torch.equal(state[0], states[0][0]) and torch.equal(state[1], states[0][1])
+    nested = vmap(vmap(f, randomness="different", chunk_size=2), randomness="different", chunk_size=1)
+    assert len(nested(xs.view(2, 3, 2)).unique()) == 12
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+def test_what_draws_nothing_leaves_the_generator_alone():
+    torch.manual_seed(0)
+    vmap(ranks, randomness="different", chunk_size=2)(XS)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(1))

@@ -9,7 +9,7 @@ again, from the state that others began with, where it draws otherwise than it d
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -146,6 +146,67 @@ class Ends:
             for generator, states in self.states.values():
                 if len(states) > 1:
                     _begin_stream(generator, b"".join(sorted(states)))
+
+
+class OwnDraws:
+    """What code of a user's draws that no rule looks into: numbers of the lanes that it runs for, in all chunks.
+
+    The state to draw from is a hash of these lanes, and of the state that others may begin with, too. Where code has
+    drawn, all go on from a state that is known by the latter alone.
+    """
+
+    __slots__ = ("level", "name", "before", "state", "drawn")
+
+    def __init__(self, level: Any, name: str) -> None:
+        self.level = level
+        self.name = name.encode()
+        self.drawn = False
+        with on_plane(None):
+            self.before = Generators()
+            self.state = _digest(None)
+
+    @contextmanager
+    def of_lane(self, place: int) -> Iterator[None]:
+        """Inside, code runs for the lane at that place of those that run."""
+        level, place = self.level, _number(self.level, place)
+        with self._of(level.place[1] + place if getattr(level, "outer", None) is None else (_starts(level), place)):
+            yield
+
+    @contextmanager
+    def of_chunk(self) -> Iterator[None]:
+        """Inside, code runs for all lanes that run."""
+        with self._of(("from", _starts(self.level), _number(self.level, 0))):
+            yield
+        self.end()
+
+    @contextmanager
+    def _of(self, lanes: Any) -> Iterator[None]:
+        with on_plane(None):
+            _begin_stream(None, self.state + self.name + repr(lanes).encode())
+            begun = Generators()
+        yield
+        with on_plane(None):
+            if not begun.equals(Generators()):
+                self.drawn = True
+            elif not self.drawn:
+                self.before.reseat()
+
+    def end(self) -> None:
+        """After the last of them."""
+        if self.drawn:
+            with on_plane(None):
+                _begin_stream(None, self.state + self.name)
+
+
+def own_draws(level: Any, name: str) -> AbstractContextManager:
+    """Inside, code of a user's runs for all lanes that run, and says itself what each of them draws."""
+    apart = level.randomness == "different" and level.size and (hasattr(level, "root") or _starts(level))
+    return OwnDraws(level, name).of_chunk() if apart else nullcontext()
+
+
+def _number(level: Any, place: int) -> int:
+    """The number of a lane that runs, among all lanes of its level."""
+    return int(level.lanes.positions(level.root)[place]) if level.alive and hasattr(level, "root") else place
 
 
 def _starts(level: Any) -> list[int]:

@@ -24,6 +24,7 @@ from lanewise._core.calls import (
     is_once_differentiable,
     user_formula,
 )
+from lanewise._core.chunk_draws import own_draws
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import give
 from lanewise._core.hooks import Handles, on_lanes_of_node
@@ -128,7 +129,8 @@ def _by_user_rule(call: UserCall, level: BatchLevel, args: tuple, below_args: tu
             )
         )
     in_dims = tuple([0 if level.mapped(arg) else None for arg in args])
-    result = level.below(lambda: cls.vmap(VmapInfo(level.size, level.randomness), in_dims, *below_args))
+    with own_draws(level, cls.__name__):
+        result = level.below(lambda: cls.vmap(VmapInfo(level.size, level.randomness), in_dims, *below_args))
     outs, single = wrap_by_out_dims(level, cls.__name__, result)
     outs = tuple([_unaliased(level, args, below_args, out) for out in outs])
     ctx = Context()

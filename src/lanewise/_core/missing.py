@@ -1,10 +1,12 @@
 """What happens to an operation that has no rule: a twin, torch's own decomposition, or one call per lane."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanewise._core.chunk_draws import OwnDraws
 from lanewise._core.lanes import parting
 from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
@@ -131,8 +133,10 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     if level.size == 0:
         return _no_lanes(level, func, args, kwargs)
     outs = []
+    foreign = func.namespace not in ("aten", "prims")
     # What the code of a custom operator draws is seen by the state that it leaves behind.
-    before = None if func.namespace in ("aten", "prims") or level.randomness == "different" else Generators()
+    before = Generators() if foreign and level.randomness != "different" else None
+    own = OwnDraws(level, func.name()) if foreign and before is None else None
     for lane in range(level.size):
         if before is not None and lane:
             before.reseat()
@@ -141,11 +145,14 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
             return tensor.value.select(0, lane) if level.mapped(tensor) else level.physical(tensor)
 
         lane_args, lane_kwargs = replace_tensors(take, args, kwargs)
-        outs.append(func(*lane_args, **lane_kwargs))
+        with nullcontext() if own is None else own.of_lane(lane):
+            outs.append(func(*lane_args, **lane_kwargs))
         if before is not None and level.randomness == "error":
             if not before.equals(Generators()):
                 raise drawn_without_leave(func._schema.name)
             before = None
+    if own is not None:
+        own.end()
     if func._schema.is_mutable:
         return None
     kinds = [_kind(out) for out in outs]

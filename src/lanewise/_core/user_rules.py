@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lanewise._core.chunk_draws import own_draws
 from lanewise._torch_compat import user_vmap_rule
 from lanewise.errors import TransformError, at_user_line
 
@@ -55,5 +56,7 @@ def by_user_rule(level: Any, func: Any, args: tuple, kwargs: dict) -> Any:
     below = [level.physical(arg) if isinstance(arg, Tensor) else arg for arg in args]
     below_kwargs = {key: level.physical(arg) if isinstance(arg, Tensor) else arg for key, arg in kwargs.items()}
     info = VmapInfo(level.size, level.randomness)
-    outs, single = wrap_by_out_dims(level, func.name(), rule(info, in_dims, *below, **below_kwargs))
+    with own_draws(level, func.name()):
+        result = rule(info, in_dims, *below, **below_kwargs)
+    outs, single = wrap_by_out_dims(level, func.name(), result)
     return outs[0] if single else outs
