@@ -220,3 +220,42 @@ def test_second_derivatives_through_masks_that_differ(value):
 
     xs = torch.tensor([[0.5, -1, 2], [1, -1, -1], [1, 2, -1]], dtype=torch.float64)
     assert torch.allclose(vmap(hessian(f))(xs), torch.stack([torch.autograd.functional.hessian(f, x) for x in xs]))
+
+
+def _by_a_tensor(y):
+    y[y > 0] = torch.tensor(2.0)
+
+
+EXPANDED = {
+    "mask, number": lambda y: y.__setitem__(y > 0, 2.0),
+    "mask, tensor": _by_a_tensor,
+    "mask of some rows": lambda y: y.__setitem__(y > torch.tensor([[0.0], [5.0], [-5.0]]), 2.0),
+    "added by a mask": lambda y: y.index_put_((y > 0,), torch.tensor(2.0), accumulate=True),
+    "index_fill_": lambda y: y.index_fill_(0, torch.tensor([0]), 2.0),
+    "index_fill_ by a tensor": lambda y: y.index_fill_(0, torch.tensor([0]), torch.tensor(2.0)),
+    "masked_fill_": lambda y: y.masked_fill_(y > 0, 2.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
+@pytest.mark.parametrize("captured", [False, True], ids=["lanes", "captured"])
+@pytest.mark.parametrize("write", EXPANDED.values(), ids=EXPANDED)
+def test_written_where_elements_share_memory(write, captured):
+    xs = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]])
+
+    def f(x):
+        x = x * 1
+        y = (torch.tensor([1.0, -2.0]) if captured else x).expand(3, 2)
+        write(y)
+        return x, y * 1, (x * y).sum()
+
+    want = [torch.stack(parts) for parts in zip(*map(f, xs))]
+    for got in (vmap(f)(xs), vmap(f, -1)(xs.T.contiguous())):
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b)
+    if not captured:
+        return  # torch's own gradients refuse it
+    leaf = xs.clone().requires_grad_()
+    (want,) = torch.autograd.grad(sum(part.sum() for x in leaf for part in f(x)), leaf)
+    torch.testing.assert_close(grad(lambda xs: sum(part.sum() for part in vmap(f)(xs)))(xs), want)
+    torch.testing.assert_close(vmap(grad(lambda x: sum(part.sum() for part in f(x))))(xs), want)

@@ -4,6 +4,8 @@ Where lanes differ in their indices, the lane number is one more index, and an o
 all were seen to be in range (picking.py): one that is not must not reach a neighbouring lane.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -161,20 +163,28 @@ def index_fill(level, x, dim, index, value):
     return out if x.dim() else out.squeeze(1)
 
 
-def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+def _mask_of(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """index_fill by a mask: torch's own gradient of the value needs the unique indices, as many as a lane has."""
-    if value.dim():
+    if isinstance(value, Tensor) and value.dim():
         why = f"index_fill_ only supports a 0-dimensional value tensor, but got {list(value.shape)}"
         raise TransformError(at_user_line(why, "value.squeeze()"))
     rank = max(x.dim(), 1)
     dim = shift_dim(dim, rank) - 1
     mask = torch.zeros(x.shape[dim] if x.dim() else 1, dtype=torch.bool, device=x.device).index_fill(0, index, True)
-    mask = mask.view([-1 if k == dim else 1 for k in range(rank)]) if x.dim() else mask.squeeze(0)
-    return torch.where(mask, value.to(x.dtype), x)
+    return mask.view([-1 if k == dim else 1 for k in range(rank)]) if x.dim() else mask.squeeze(0)
+
+
+def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    return torch.where(_mask_of(x, dim, index, value), value.to(x.dtype), x)
+
+
+def _fill_in_place(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    return x.masked_fill_(_mask_of(x, dim, index, value), value.to(x.dtype) if isinstance(value, Tensor) else value)
 
 
 route_factory(aten.index_fill.int_Tensor, _filled_by_tensor)
-route_factory(aten.index_fill_.int_Tensor, lambda x, *args: x.copy_(_filled_by_tensor(x, *args)))
+route_factory(aten.index_fill_.int_Tensor, _fill_in_place)
+decompose(aten.index_fill_.int_Scalar, _fill_in_place)
 
 
 # --- indices in brackets: index and index_put ------------------------------------------------------------------------
@@ -370,8 +380,15 @@ def _index_put(op):
             where = [lane_numbers(level, x.value, numbers[0].dim()), *numbers]
             write = into if accumulate and zeros_to_fill(level, x, values) is not None else call
             return write(x.value, where, values.value, accumulate, *rest)
-        filled = _fill_by_mask(level, op, x, indices, values, accumulate)
-        if filled is not None:
+        found = _fill_by_mask(level, op, x, indices, values, accumulate)
+        if found is not None:
+            where, fill = found
+            if mutates and 0 in x.value.stride():
+                # Elements that share memory: those alone are written that the mask picks, one after the other.
+                where = where.expand_as(x.value)
+                return call(x.value, [where], fill.expand_as(x.value)[where], accumulate)
+            below = level.expanded(x)
+            filled = torch.where(where, below + fill if accumulate else fill, below)
             return x.value.copy_(filled) if mutates else filled
         bracket = Bracket(level, x, indices, True)
         below, values = level.expanded(x), bracket.enter(level, values)
@@ -380,7 +397,10 @@ def _index_put(op):
 
 
 def _fill_by_mask(level, op, x, indices, values, accumulate):
-    """`x[mask] = values`, where the mask has lanes and the values do not depend on how many elements it picks."""
+    """`x[mask] = values`, where the mask has lanes and the values do not depend on how many elements it picks.
+
+    The mask and the values, both to broadcast to x [B, *S]; None where they do.
+    """
     used, mask = _only_mask(level, indices)
     if mask is None:
         return None
@@ -405,9 +425,7 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
         )
     _check_mask(x, first, mask)
     where = _mask_over(level, x, first, mask)
-    below = level.expanded(x)
-    fill = aligner(level, [x, values], promote=False)(values)
-    return torch.where(where, below + fill if accumulate else fill, below)
+    return where, aligner(level, [x, values], promote=False)(values)
 
 
 def _comes_back_to_index():
