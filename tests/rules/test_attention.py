@@ -221,3 +221,17 @@ def test_forward_mode_of_fused_layers(norm_first, masked):
 
     check_tangents(lambda x: layer(x, mask))
     check_tangents(lambda x: layer.self_attn(x, x, x, attn_mask=mask, need_weights=False)[0])
+
+
+def test_no_tangents_of_an_encoder_that_takes_the_padding_out():
+    encoder = (
+        torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2).double().eval()
+    )
+    x, padding = torch.randn(2, 3, 4, dtype=torch.float64), torch.tensor([[False, False, True], [False, False, False]])
+    f = lambda x: encoder(x, src_key_padding_mask=padding)
+    want = jvp(f, (x,), (x,))
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="enable_nested_tensor=False"):
+            jvp(f, (x,), (x,))
+        encoder.use_nested_tensor = False
+        assert_same(jvp(f, (x,), (x,)), tuple(part.detach() for part in want))

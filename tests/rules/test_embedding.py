@@ -116,6 +116,36 @@ def test_sparse_gradients_are_dense_where_they_have_lanes(bag):
         assert_same(vmap(rows, in_dims=(None, 0))(weight, tokens).sum((1, 2)), want)
 
 
+@pytest.mark.parametrize("padding", [0, 2, 5, -1])
+def test_sparse_gradients_leave_out_the_padding(padding):
+    """Of which lanes have different amounts."""
+    weight, tokens = torch.randn(6, 3, dtype=torch.float64), torch.tensor([[0, 2, 2], [1, 5, 0], [5, 5, 5], [3, 4, 1]])
+
+    def loss(weight, token, sparse=True):
+        return (F.embedding(token, weight, padding_idx=padding, sparse=sparse) ** 3).sum()
+
+    def slope(weight, token):
+        weight = weight.clone().requires_grad_()
+        return torch.autograd.grad(loss(weight, token, False), weight)[0]
+
+    want = torch.stack([slope(weight, token) for token in tokens])
+    assert_same(vmap(grad(loss), in_dims=(None, 0))(weight, tokens), want)
+    assert_same(vmap(grad(loss))(torch.stack([weight] * 4), tokens), want)
+    tables = torch.stack([weight, weight.sin()])
+    both = torch.stack([torch.stack([slope(table, token) for token in tokens]) for table in tables])
+    assert_same(vmap(vmap(grad(loss), in_dims=(None, 0)), in_dims=(0, None))(tables, tokens), both)
+    assert_same(
+        grad(lambda weight: vmap(loss, in_dims=(None, 0))(weight, tokens).sum())(weight).to_dense(), want.sum(0)
+    )
+
+    def by_module(token):
+        table = torch.nn.Embedding(6, 3, padding_idx=padding, sparse=True, _weight=weight.clone())
+        (table(token) ** 3).sum().backward()
+        return table.weight.grad.to_dense()
+
+    assert_same(vmap(by_module)(tokens), want)
+
+
 def test_sparse_tensors_of_lane_values_are_refused():
     with pytest.raises(RuntimeError, match="makes a tensor of layout sparse_coo in each lane"):
         vmap(lambda v: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), v, (2,)).to_dense())(torch.ones(3, 2))

@@ -4,13 +4,10 @@ Where lanes differ in their indices, the lane number is one more index, and an o
 all were seen to be in range (picking.py): one that is not must not reach a neighbouring lane.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.factories import route as route_factory
 from lanewise._core.hot import route
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import Plane
@@ -141,50 +138,6 @@ _slices(aten.index_copy.default, aten.scatter.src)
 _slices(aten.index_copy_.default, aten.scatter_.src)
 _slices(aten.index_reduce.default, aten.scatter_reduce.two)
 _slices(aten.index_reduce_.default, aten.scatter_reduce_.two)
-
-
-@lane_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(level, x, dim, index, value):
-    """x [B, *S], index [B, n] or [n], value [B], [] or a number -> [B, *S]"""
-    dim = shift_dim(dim, max(x.dim(), 1))
-    values = at_least_1d(level, x)
-    if not level.mapped(index) and not level.mapped(value):
-        out = torch.index_fill(values, dim, index, value)
-    else:
-        # A mask, so that places named twice count once in the gradient of the value.
-        indices = at_least_1d(level, index)
-        mask = torch.zeros((level.size, values.shape[dim]), dtype=torch.bool, device=x.device)
-        yes = torch.ones((), dtype=torch.bool, device=x.device)
-        mask = aten.index_put(mask, [lane_numbers(level, indices, 2), indices], yes)
-        mask = mask.view(level.size, *[1] * (dim - 1), values.shape[dim], *[1] * (values.dim() - dim - 1))
-        if level.mapped(value):
-            value = value.value.to(x.dtype).view(level.size, *[1] * (values.dim() - 1))
-        out = torch.where(mask, value, values).to(x.dtype)
-    return out if x.dim() else out.squeeze(1)
-
-
-def _mask_of(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """index_fill by a mask: torch's own gradient of the value needs the unique indices, as many as a lane has."""
-    if isinstance(value, Tensor) and value.dim():
-        why = f"index_fill_ only supports a 0-dimensional value tensor, but got {list(value.shape)}"
-        raise TransformError(at_user_line(why, "value.squeeze()"))
-    rank = max(x.dim(), 1)
-    dim = shift_dim(dim, rank) - 1
-    mask = torch.zeros(x.shape[dim] if x.dim() else 1, dtype=torch.bool, device=x.device).index_fill(0, index, True)
-    return mask.view([-1 if k == dim else 1 for k in range(rank)]) if x.dim() else mask.squeeze(0)
-
-
-def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
-    return torch.where(_mask_of(x, dim, index, value), value.to(x.dtype), x)
-
-
-def _fill_in_place(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    return x.masked_fill_(_mask_of(x, dim, index, value), value.to(x.dtype) if isinstance(value, Tensor) else value)
-
-
-route_factory(aten.index_fill.int_Tensor, _filled_by_tensor)
-route_factory(aten.index_fill_.int_Tensor, _fill_in_place)
-decompose(aten.index_fill_.int_Scalar, _fill_in_place)
 
 
 # --- indices in brackets: index and index_put ------------------------------------------------------------------------
@@ -337,16 +290,17 @@ route(aten.index.Tensor, _bracket_path(aten.index.Tensor))
 def _cotangent_of_fill(level, x, indices):
     """What the backward formula of `x[mask] = value` reads, to sum it over all elements that the mask picks.
 
-    Lanes pick different numbers of elements; zeros in place of the others leave the sum as it is.
+    So does that of an embedding with `sparse=True` and a `padding_idx`, of the indices that are not padding. Lanes pick
+    different numbers of elements; zeros in place of the others leave the sum as it is.
     """
     node = current_autograd_node()
-    if node is None or not node.name().startswith("IndexPut"):
+    if node is None or not node.name().startswith(("IndexPut", "EmbeddingB")):
         return None
     used, mask = _only_mask(level, indices)
     if mask is None:
         return None
     first = used[0]
-    values = operand_shape(node, 1)
+    values = operand_shape(node, 1) if node.name().startswith("IndexPut") else None
     rest = x.dim() - first - mask.dim()
     if values is not None and len(values) > rest and values[-rest - 1] not in (1, mask.numel()):
         return None

@@ -1,10 +1,14 @@
-"""Copies and fills in place, and operations on lists of tensors."""
+"""Copies and fills, also by index, in place, and operations on lists of tensors."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanewise._core.factories import route
 from lanewise._core.missing import lane_loop
-from lanewise._rules.batch.families import aligner, decompose, lane_rule
+from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
+from lanewise._rules.batch.operands import at_least_1d, lane_numbers
 from lanewise._torch_compat import operator_names
 from lanewise.errors import TransformError, at_user_line
 
@@ -60,6 +64,53 @@ def fill_diagonal_(level, x, fill_value, wrap=False):
         raise TransformError(at_user_line("fill_diagonal_: all dimensions of input must be of equal length"))
     mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device).fill_diagonal_(True, wrap)
     return x.value.masked_fill_(mask, fill_value)
+
+
+# --- fills by index -------------------------------------------------------------------------------------------------
+
+
+@lane_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(level, x, dim, index, value):
+    """x [B, *S], index [B, n] or [n], value [B], [] or a number -> [B, *S]"""
+    dim = shift_dim(dim, max(x.dim(), 1))
+    values = at_least_1d(level, x)
+    if not level.mapped(index) and not level.mapped(value):
+        out = torch.index_fill(values, dim, index, value)
+    else:
+        # A mask, so that places named twice count once in the gradient of the value.
+        indices = at_least_1d(level, index)
+        mask = torch.zeros((level.size, values.shape[dim]), dtype=torch.bool, device=x.device)
+        yes = torch.ones((), dtype=torch.bool, device=x.device)
+        mask = aten.index_put(mask, [lane_numbers(level, indices, 2), indices], yes)
+        mask = mask.view(level.size, *[1] * (dim - 1), values.shape[dim], *[1] * (values.dim() - dim - 1))
+        if level.mapped(value):
+            value = value.value.to(x.dtype).view(level.size, *[1] * (values.dim() - 1))
+        out = torch.where(mask, value, values).to(x.dtype)
+    return out if x.dim() else out.squeeze(1)
+
+
+def _mask_of(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """index_fill by a mask: torch's own gradient of the value needs the unique indices, as many as a lane has."""
+    if isinstance(value, Tensor) and value.dim():
+        why = f"index_fill_ only supports a 0-dimensional value tensor, but got {list(value.shape)}"
+        raise TransformError(at_user_line(why, "value.squeeze()"))
+    rank = max(x.dim(), 1)
+    dim = shift_dim(dim, rank) - 1
+    mask = torch.zeros(x.shape[dim] if x.dim() else 1, dtype=torch.bool, device=x.device).index_fill(0, index, True)
+    return mask.view([-1 if k == dim else 1 for k in range(rank)]) if x.dim() else mask.squeeze(0)
+
+
+def _filled_by_tensor(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    return torch.where(_mask_of(x, dim, index, value), value.to(x.dtype), x)
+
+
+def _fill_in_place(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    return x.masked_fill_(_mask_of(x, dim, index, value), value.to(x.dtype) if isinstance(value, Tensor) else value)
+
+
+route(aten.index_fill.int_Tensor, _filled_by_tensor)
+route(aten.index_fill_.int_Tensor, _fill_in_place)
+decompose(aten.index_fill_.int_Scalar, _fill_in_place)
 
 
 # --- lists of tensors ------------------------------------------------------------------------------------------------

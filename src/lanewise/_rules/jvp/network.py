@@ -6,6 +6,7 @@ from torch import Tensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.plane import lift, tracked
 from lanewise._rules.jvp.families import decomposed, jvp_rule, linear, rule_on_plane
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -250,3 +251,16 @@ def weight_norm(v, g, dim=0):
     """v g / |v|, and |v|, the norm over all dims but one; torch's formula takes the norms for constants"""
     norms = torch.norm_except_dim(v, 2, dim)
     return v * (g / norms), norms
+
+
+@jvp_rule(aten._nested_tensor_from_mask.default)
+def nested_tensor_from_mask(level: DualLevel, x, mask, mask_check=True):
+    """What nn.TransformerEncoder makes of a padded input, where nothing records gradients"""
+    raise TransformError(
+        at_user_line(
+            "jvp: nested tensors have no tangents. Where no gradients are recorded, nn.TransformerEncoder makes one of "
+            "an input with src_key_padding_mask",
+            "nn.TransformerEncoder(layer, n, enable_nested_tensor=False)\n"
+            "encoder.use_nested_tensor = False  # of one that is there",
+        )
+    )
