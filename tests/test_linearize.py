@@ -55,6 +55,11 @@ FUNCTIONS = {
     "inverse": lambda x: torch.linalg.inv(torch.diag(x) + 3 * torch.ones(3, 3, dtype=D)),
     "eigenvalues": lambda x: torch.linalg.eigvalsh(torch.diag(x) + torch.ones(3, 3, dtype=D)),
     "sort": lambda x: x.sort()[0],
+    "nearest": lambda x: F.interpolate(x[None, None], scale_factor=2),
+    "nearest, planes": lambda x: F.interpolate((x * x[:, None])[None, None], scale_factor=1.5),
+    "nearest, volumes": lambda x: F.interpolate((x * x[:, None] * x[:, None, None])[None, None], scale_factor=2),
+    "nearest-exact": lambda x: F.interpolate(x[None, None], scale_factor=1.5, mode="nearest-exact"),
+    "nearest-exact, planes": lambda x: F.interpolate((x * x[:, None])[None, None], size=(4, 2), mode="nearest-exact"),
     "constant": lambda x: torch.ones(2),
     "nothing at all": lambda x: x,
 }

@@ -403,14 +403,18 @@ def function_of_graph(graph: Any) -> Any:
     return torch._C._create_function_from_graph("written", graph.copy())
 
 
+def is_composition(func: Any) -> bool:
+    """Whether torch has a kernel that makes the operation of others; `_can_decompose` counts those in Python, too."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
+
+
 def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A composition by torch's own kernel, as everywhere outside of inference mode.
 
     `OpOverload.decompose` puts compositions in Python first, some of which make use of other operations. What is made
     on the way belongs to the plane of the operands, though a handler of theirs runs.
     """
-    key = DispatchKey.CompositeImplicitAutograd
-    if not func.has_kernel_for_dispatch_key(key):
+    if not is_composition(func):
         return func.decompose(*args, **kwargs)
     exclude = tls_exclude_set() - INSIDE_KEY_SET
     if not has_kernel_for_key(func.name(), "AutocastCPU"):
@@ -419,7 +423,7 @@ def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
             cast = AUTOCAST_KEYS - tls_exclude_set()
         exclude = exclude - cast
     with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
-        return func._op_dk(key, *args, **kwargs)
+        return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def operator_names(prefix: str) -> list[str]:

@@ -20,7 +20,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
-from lanewise._torch_compat import forbid_data_pointer, taken_apart
+from lanewise._torch_compat import forbid_data_pointer, is_composition, taken_apart
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -171,7 +171,7 @@ class LinearLevel(Level):
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         """Run on the values below, and write down what depends on the tangents."""
-        if func._can_decompose():
+        if is_composition(func):
             return taken_apart(func, *args, **kwargs)
         if func is torch.ops.aten.detach.default:
             return self.alias(args[0])
