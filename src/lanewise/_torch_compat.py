@@ -290,6 +290,9 @@ def with_defaults(cls: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return torch.autograd.function._bind_default_args(cls.forward, args, kwargs)  # type: ignore[attr-defined]
 
 
+# What the two kinds of `checkpoint` keep of the function, to run it again in a backward pass.
+CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
+CheckpointFunction: Any = torch.utils.checkpoint.CheckpointFunction
 # Until torch 2.11, `checkpoint` keeps its arguments by a Function that is never pulled back: as they are, on any plane.
 CheckpointInputs = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
