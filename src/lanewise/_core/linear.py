@@ -8,12 +8,14 @@ from torch import Tensor
 
 from lanewise._core.lanes import refuse_parted, running_lanes
 from lanewise._core.level import Level
+from lanewise._core.missing import functional_twin
 from lanewise._core.plane import (
     Plane,
     argument,
     lift,
     map_tensors,
     new_wrapper,
+    refit_in_place,
     replace_tensors,
     sync,
     wrap_unlifted,
@@ -178,6 +180,8 @@ class LinearLevel(Level):
         for operand in operands:
             if self.owns(operand):
                 sync(operand)  # type: ignore[arg-type]
+        if func._schema.is_mutable and torch.Tag.inplace_view in func.tags and self.owns(args[0]):
+            return refit_in_place(self, func, args, kwargs, functional_twin(func))
         if not any(self.owns(operand) and operand.slot is not None for operand in operands):  # type: ignore[attr-defined]
             return self._run_constant(func, args, kwargs)
         if func._schema.is_mutable:
