@@ -10,7 +10,7 @@ from torch.autograd import functional
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from lanewise import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from lanewise import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from tests.oracles import assert_same
 
 XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -434,7 +434,7 @@ def test_anomaly_mode_finds_the_lane():
 
 
 def test_reentrant_checkpoint():
-    """It works by `.backward()` alone: in a mapped function, around one, inside a backward of the function's own."""
+    """By `.backward()`: in a mapped function, around one, inside a backward of the function's own."""
     block = lambda a, w: checkpoint(lambda b, v: (b * v).sin().exp() * b, a, w, use_reentrant=True)
 
     def own(x, w):
@@ -454,6 +454,34 @@ def test_reentrant_checkpoint():
             left.append((xs.grad, w.grad))
         assert all(type(g) is torch.Tensor for g in left[0]), name
         assert_same(*left)
+
+
+TRANSFORMED = {
+    "grad": lambda f: grad(lambda x: f(x).sum()),
+    "vjp": lambda f: lambda x: vjp(f, x)[1](x)[0],
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x.cos(),))[1],
+    "linearize": lambda f: lambda x: linearize(f, x)[1](x),
+    "jacrev": jacrev,
+    "jacfwd": jacfwd,
+    "hessian": lambda f: hessian(lambda x: f(x).sum()),
+    "jacfwd(jacrev)": lambda f: jacfwd(jacrev(f)),
+    "jacrev(jacfwd)": lambda f: jacrev(jacfwd(f)),
+    "vmap(grad)": lambda f: vmap(grad(lambda x: f(x).sum())),
+    "vmap(jvp)": lambda f: vmap(lambda x: jvp(f, (x,), (x.cos(),))[1]),
+    "grad(vmap)": lambda f: grad(lambda x: vmap(f)(x).sum()),
+}
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
+@pytest.mark.parametrize("transform", TRANSFORMED.values(), ids=TRANSFORMED.keys())
+def test_checkpoint_in_transforms(transform, kind):
+    def block(x):
+        return (x @ matrix).tanh()
+
+    matrix = torch.randn(3, 3, dtype=torch.float64)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    f = lambda x: checkpoint(block, x, use_reentrant=kind == "reentrant") * x
+    assert_same(transform(f)(x), transform(lambda x: block(x) * x)(x))
 
 
 def test_checkpoint_around_transforms():

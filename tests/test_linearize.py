@@ -55,6 +55,11 @@ FUNCTIONS = {
     "inverse": lambda x: torch.linalg.inv(torch.diag(x) + 3 * torch.ones(3, 3, dtype=D)),
     "eigenvalues": lambda x: torch.linalg.eigvalsh(torch.diag(x) + torch.ones(3, 3, dtype=D)),
     "sort": lambda x: x.sort()[0],
+    "nearest": lambda x: F.interpolate(x[None, None], scale_factor=2),
+    "nearest, planes": lambda x: F.interpolate((x * x[:, None])[None, None], scale_factor=1.5),
+    "nearest, volumes": lambda x: F.interpolate((x * x[:, None] * x[:, None, None])[None, None], scale_factor=2),
+    "nearest-exact": lambda x: F.interpolate(x[None, None], scale_factor=1.5, mode="nearest-exact"),
+    "nearest-exact, planes": lambda x: F.interpolate((x * x[:, None])[None, None], size=(4, 2), mode="nearest-exact"),
     "constant": lambda x: torch.ones(2),
     "nothing at all": lambda x: x,
 }
@@ -210,3 +215,44 @@ def test_a_primal_changed_after_the_function_had_run():
     x.mul_(5)
     with pytest.raises(RuntimeError, match="modified by an in-place operation after the function had run"):
         push(data(3))
+
+
+REFITTED = {
+    "vector times matrix": lambda g, w: g @ w,
+    "squeeze_": lambda g, w: (g[None] @ w).squeeze_(0),
+    "squeeze_ of all": lambda g, w: (g[None] @ w).squeeze_(),
+    "unsqueeze_": lambda g, w: g.clone().unsqueeze_(0).mm(w)[0],
+    "t_": lambda g, w: (w.t() @ g[:, None]).t_()[0],
+    "transpose_": lambda g, w: (w.t() @ g[:, None]).transpose_(0, 1)[0],
+    "as_strided_": lambda g, w: (g[None] @ w).as_strided_((4,), (1,)),
+    "of a view, then a write": lambda g, w: _doubled_through_a_view((g[None] @ w) / 2),
+}
+
+
+def _doubled_through_a_view(x):
+    y = x[:, :]
+    y.squeeze_(0).mul_(2)
+    return x[0]
+
+
+@pytest.mark.parametrize("with_lanes", [False, True], ids=["alone", "over vmap"])
+@pytest.mark.parametrize("formula", REFITTED.values(), ids=REFITTED.keys())
+def test_shapes_changed_in_place_in_a_backward(formula, with_lanes):
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return w @ x
+
+        @staticmethod
+        def backward(ctx, g):  # type: ignore[override]
+            x, w = ctx.saved_tensors
+            return formula(g, w), g[:, None] * x
+
+    x, w, t, s = data(3, 4), data(3, 2, 4), data(3, 4), data(3, 2, 4)
+    want = (w @ t[..., None] + s @ x[..., None])[..., 0]
+    if with_lanes:
+        assert_same(linearize(vmap(Product.apply), x, w)[1](t, s), want)
+        assert_same(vmap(lambda x, w, t, s: linearize(Product.apply, x, w)[1](t, s))(x, w, t, s), want)
+    else:
+        assert_same(linearize(Product.apply, x[0], w[0])[1](t[0], s[0]), want[0])

@@ -190,6 +190,45 @@ Write instead:
   vmap(loss, in_dims=0)
 """,
     ),
+    "in_dims too short for shared parameters": (
+        lambda: lw.vmap(lw.grad(lambda w, x, t: loss(x, w) - t), in_dims=(None, 0))(x[0], x, x[:, 0]),
+        ValueError,
+        """
+vmap(f, in_dims=(None, 0))(w, x, t): in_dims is not compatible with the structure of `inputs`. in_dims has structure (None, 0) but inputs has structure (*, *, *)
+  in_dims is a tuple of 2, but stands for a tuple of 3: there are 3 positional arguments (w, x, t)
+Write instead:
+  vmap(f, in_dims=(None, 0, 0))
+""",
+    ),
+    "in_dims too long, with what does not fit its argument": (
+        lambda: lw.vmap(model, in_dims=({"v": 0}, 1, 0))({"w": x}, x.T),
+        ValueError,
+        """
+vmap(model, in_dims=({'v': 0}, 1, 0))(params, x): in_dims is not compatible with the structure of `inputs`. in_dims has structure ({'v': 0}, 1, 0) but inputs has structure ({'w': *}, *)
+  in_dims is a tuple of 3, but stands for a tuple of 2: there are 2 positional arguments (params, x)
+Write instead:
+  vmap(model, in_dims=(0, 1))
+""",
+    ),
+    "modules are mapped": (
+        lambda: lw.vmap(lambda models, x: models(x))([nn.Linear(2, 1), nn.Linear(2, 1)], x),
+        ValueError,
+        """
+vmap(f)(models, x): Got in_dim=0 for models[0], but it is of type <class 'torch.nn.modules.linear.Linear'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  params, buffers = stack_module_state(models)
+  functional_call(models[0], (params, buffers), x)  # in f
+""",
+    ),
+    "a module is mapped": (
+        lambda: lw.vmap(lambda module, x: module(x))(nn.Linear(2, 1), x),
+        ValueError,
+        """
+vmap(f)(module, x): Got in_dim=0 for module, but it is of type <class 'torch.nn.modules.linear.Linear'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim
+Write instead:
+  vmap(f, in_dims=(None, 0))
+""",
+    ),
     "in_dims with other keys": (
         lambda: lw.vmap(model, in_dims=({"v": 0}, 0))({"w": x}, x),
         ValueError,
@@ -283,6 +322,7 @@ vmap(loss)(x, w): Expected all tensors to have the same size in the mapped dimen
   w: shape [4, 2], dim 0 of size 4
 Write instead:
   vmap(loss, in_dims=(0, None))  # if w is the same for all
+  vmap(loss, in_dims=(None, 0))  # if x is the same for all
 """,
     ),
     "a dict of parameters is mapped": (
@@ -330,6 +370,7 @@ vmap(model)(params, x): Expected all tensors to have the same size in the mapped
   x: shape [2], dim 0 of size 2
 Write instead:
   vmap(model, in_dims=(0, None))  # if x is the same for all
+  vmap(model, in_dims=(None, 0))  # if params is the same for all
 """,
     ),
     "two of three sizes differ": (
@@ -343,6 +384,7 @@ vmap(f)(a, b, c): Expected all tensors to have the same size in the mapped dimen
   c: shape [2, 2], dim 0 of size 2
 Write instead:
   vmap(f, in_dims=(None, 0, None))  # if a and c are the same for all
+  vmap(f, in_dims=(None, None, 0))  # if a and b are the same for all
 """,
     ),
     "sizes of named arguments differ": (
@@ -354,6 +396,7 @@ vmap(loss, in_dims={'x': 0, 'w': 0})(x, w=w): Expected all tensors to have the s
   w: shape [4, 2], dim 0 of size 4
 Write instead:
   vmap(loss, in_dims={'x': 0})  # if w is the same for all
+  vmap(loss, in_dims={'w': 0})  # if x is the same for all
 """,
     ),
     "sizes differ inside a dict": (
@@ -492,6 +535,25 @@ Write instead:
     ),
 }
 GRAD = {
+    "a module": (
+        lambda: lw.grad(lambda module, x: module(x).sum())(nn.Linear(2, 1), x),
+        ValueError,
+        """
+grad(f)(module, x): Thing passed to transform API must be Tensor, got <class 'torch.nn.modules.linear.Linear'> for module
+Write instead:
+  params = dict(module.named_parameters())
+  functional_call(module, params, x)  # in f(params, x)
+""",
+    ),
+    "an iterator over parameters": (
+        lambda: lw.grad(lambda params, x: x.sum())(nn.Linear(2, 1).parameters(), x),
+        ValueError,
+        """
+grad(f)(params, x): Thing passed to transform API must be Tensor, got <class 'generator'> for params
+Write instead:
+  params = dict(model.named_parameters())  # a structure of tensors, not an iterator
+""",
+    ),
     "inside torch.func": (
         lambda: torch.func.vmap(lw.grad(lambda x: x.sin().sum()))(x),
         RuntimeError,
@@ -728,6 +790,24 @@ Write instead:
     ),
 }
 JACOBIAN = {
+    "jacfwd: a number is returned": (
+        lambda: lw.jacfwd(lambda x: x.sum().item())(x[0]),
+        RuntimeError,
+        """
+jacfwd(f)(x): expected f(*primals) to return only tensors, got unsupported type <class 'float'> for output
+Write instead:
+  return y, note  # other values as aux, with has_aux=True
+""",
+    ),
+    "jacfwd: no aux": (
+        lambda: lw.jacfwd(torch.sin, has_aux=True, chunk_size=1)(x[0]),
+        RuntimeError,
+        """
+jacfwd(sin)(args[0]): output of function f should be a tuple: (output, aux) if has_aux is True, got <class 'torch.Tensor'>
+Write instead:
+  return loss, aux
+""",
+    ),
     "jacrev: chunk_size": (
         lambda: lw.jacrev(torch.sin, chunk_size=0),
         ValueError,
@@ -912,7 +992,7 @@ Write instead:
         lambda: lw.vjp(lambda x: {"y": x}, x)[1](x, x),
         RuntimeError,
         """
-vjp_fn(cotangents): Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function. cotangents: (*, *), primal output: {'y': *}
+vjp_fn(cotangents, retain_graph=True, create_graph=None): Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function, as one argument: got a tensor as retain_graph. Primal output: {'y': *}
 Write instead:
   vjp_fn({'y': ct})  # one argument, with the structure of what f returns
 """,
@@ -1087,6 +1167,24 @@ def test_phrase(name):
     with pytest.raises(ValueError if name in VALUE_ERRORS else RuntimeError, match=phrase) as caught:
         call()
     assert isinstance(caught.value, errors.LanewiseError)
+
+
+@pytest.mark.parametrize(
+    "api, instead",
+    [
+        *[(name, f"{name}(f)(x)") for name in ("vmap", "grad", "grad_and_value", "value_and_grad", "jacrev")],
+        *[(name, f"{name}(f)(x)") for name in ("jacfwd", "hessian", "functionalize")],
+        ("vjp", "vjp(f, x)"),
+        ("linearize", "linearize(f, x)"),
+        ("jvp", "jvp(f, (x,), (t,))"),
+    ],
+)
+def test_something_else_than_a_function(api, instead):
+    arguments = {"jvp": ((x,), (x,)), "vjp": (x,), "linearize": (x,)}.get(api, ())
+    with pytest.raises(TypeError) as caught:
+        getattr(lw, api)(x.sum(), *arguments)
+    text = f"{api}: expected a function as the first argument, got <class 'torch.Tensor'>\nWrite instead:\n  {instead}"
+    assert without_line(str(caught.value)) == text
 
 
 def test_jvp_of_integers():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 from lanewise import functional_call, grad, replace_all_batch_norm_modules_, stack_module_state, vmap
 
@@ -453,3 +454,62 @@ def test_batch_norm_replacement_at_the_root(make):
 def test_other_norms_keep_their_statistics():
     norm = nn.InstanceNorm1d(2, track_running_stats=True)
     assert replace_all_batch_norm_modules_(norm).running_mean is not None
+
+
+class Checkpointed(nn.Module):
+    """Part of it is run again in a backward pass, after `functional_call` has returned; a part of that once more."""
+
+    def __init__(self, reentrant: bool):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        inner = lambda x: checkpoint(lambda x: self.second(x).sin(), x, use_reentrant=self.reentrant)
+        return self.last(checkpoint(lambda x: inner(self.first(x).tanh()), x, use_reentrant=self.reentrant))
+
+
+def gradients_of(model, params, x, at_x) -> Any:
+    model = copy.deepcopy(model)
+    model.load_state_dict(params)
+    model.reentrant = False
+    x = x.clone().requires_grad_()
+    model(x).square().sum().backward()
+    return x.grad if at_x else {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("at_x", [False, True], ids=["parameters", "input"])
+@pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
+@pytest.mark.parametrize("way", ["grad", "vmap(grad)", "ensemble", "grad(vmap)", "vmap, outside", "no transform"])
+def test_functional_call_of_a_module_with_checkpoints(way, kind, at_x):
+    if kind == "reentrant" and way in ("vmap, outside", "no transform"):
+        pytest.skip("torch refuses torch.autograd.grad of it")
+    model = Checkpointed(kind == "reentrant").double()
+    ensemble = [{name: p.detach() * n for name, p in model.named_parameters()} for n in (2.0, -1.0)]
+    stacked = {name: torch.stack([params[name] for params in ensemble]) for name in ensemble[0]}
+    xs = torch.randn(2, 3, dtype=torch.float64)
+    loss: Any = lambda params, x: functional_call(model, params, x).square().sum()
+    of_first: list = [gradients_of(model, ensemble[0], x, at_x) for x in xs]
+    as_stack = lambda found: torch.stack(found) if at_x else {k: torch.stack([g[k] for g in found]) for k in found[0]}
+    argnum = int(at_x)
+    if way == "grad":
+        got, want = grad(loss, argnum)(ensemble[0], xs[0]), of_first[0]
+    elif way == "vmap(grad)":
+        got, want = vmap(grad(loss, argnum), in_dims=(None, 0))(ensemble[0], xs), as_stack(of_first)
+    elif way == "ensemble":
+        got = vmap(grad(loss, argnum))(stacked, xs)
+        want = as_stack([gradients_of(model, params, x, at_x) for params, x in zip(ensemble, xs)])
+    elif way == "grad(vmap)":
+        got = grad(lambda params, xs: vmap(loss, in_dims=(None, 0))(params, xs).sum(), argnum)(ensemble[0], xs)
+        want = as_stack(of_first) if at_x else {k: sum(g[k] for g in of_first) for k in of_first[0]}
+    else:
+        params = {name: p.clone().requires_grad_() for name, p in ensemble[0].items()}
+        leaf = xs.clone().requires_grad_()
+        if way == "vmap, outside":
+            out = vmap(loss, in_dims=(None, 0))(params, leaf).sum()
+        else:
+            out = sum(loss(params, x) for x in leaf)
+        found = torch.autograd.grad(out, [*params.values(), leaf])
+        got = found[-1] if at_x else dict(zip(params, found))
+        want = as_stack(of_first) if at_x else {k: sum(g[k] for g in of_first) for k in of_first[0]}
+    torch.testing.assert_close(got, want)

@@ -290,6 +290,9 @@ def with_defaults(cls: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return torch.autograd.function._bind_default_args(cls.forward, args, kwargs)  # type: ignore[attr-defined]
 
 
+# What the two kinds of `checkpoint` keep of the function, to run it again in a backward pass.
+CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
+CheckpointFunction: Any = torch.utils.checkpoint.CheckpointFunction
 # Until torch 2.11, `checkpoint` keeps its arguments by a Function that is never pulled back: as they are, on any plane.
 CheckpointInputs = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
@@ -403,14 +406,18 @@ def function_of_graph(graph: Any) -> Any:
     return torch._C._create_function_from_graph("written", graph.copy())
 
 
+def is_composition(func: Any) -> bool:
+    """Whether torch has a kernel that makes the operation of others; `_can_decompose` counts those in Python, too."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
+
+
 def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A composition by torch's own kernel, as everywhere outside of inference mode.
 
     `OpOverload.decompose` puts compositions in Python first, some of which make use of other operations. What is made
     on the way belongs to the plane of the operands, though a handler of theirs runs.
     """
-    key = DispatchKey.CompositeImplicitAutograd
-    if not func.has_kernel_for_dispatch_key(key):
+    if not is_composition(func):
         return func.decompose(*args, **kwargs)
     exclude = tls_exclude_set() - INSIDE_KEY_SET
     if not has_kernel_for_key(func.name(), "AutocastCPU"):
@@ -419,7 +426,7 @@ def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
             cast = AUTOCAST_KEYS - tls_exclude_set()
         exclude = exclude - cast
     with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
-        return func._op_dk(key, *args, **kwargs)
+        return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def operator_names(prefix: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Modules as functions of their parameters and buffers, for use inside transforms."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from lanewise._control.callees import fn
 from lanewise._torch_compat import BatchNormBase, forget_parametrized
+from lanewise._transforms.reruns import in_force
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
 _ABSENT = object()
@@ -80,7 +82,7 @@ def functional_call(
         args = ()
     elif not isinstance(args, tuple):
         args = (args,)
-    with _swapped(_slots(module, values), values) as slots:
+    with _swapped(module, values) as slots:
         result = fn(module)(*args, **(kwargs or {}))
         left = {name: slot.get() for name, slot in slots.items() if slot.filled()}
     for given in dicts:
@@ -284,13 +286,17 @@ def _submodule(module: nn.Module, path: str) -> nn.Module:
 
 
 @contextmanager
-def _swapped(slots: dict[str, _Slot], values: dict[str, Tensor]) -> Iterator[dict[str, _Slot]]:
-    """Put the values into their slots for the time of the context."""
+def _swapped(module: nn.Module, values: dict[str, Tensor]) -> Iterator[dict[str, _Slot]]:
+    """Put the values into their slots for the time of the context, and where a `checkpoint` inside runs again."""
+    slots = _slots(module, values)
+    before = in_force.swaps
+    in_force.swaps = (*before, functools.partial(_swapped, module, values))
     try:
         for name, slot in slots.items():
             slot.set(values[name])
         yield slots
     finally:
+        in_force.swaps = before
         for slot in slots.values():
             slot.restore()
 

@@ -20,7 +20,6 @@ from lanewise._core.plane import (
     lift,
     map_tensors,
     new_wrapper,
-    refit,
     replace_tensors,
     sync,
     wrap_unlifted,
@@ -419,11 +418,3 @@ def has_lanes(tensor: BatchTensor) -> bool:
     """Whether a tensor has lanes, be it as a view of one that got them since."""
     sync(tensor)
     return tensor.mapped
-
-
-def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:
-    """An in-place view operation: the twin gives the new value, then the wrapper's own metadata follow."""
-    wrapper = args[0]
-    before = level.alias(wrapper)  # what the view is a view of; the wrapper itself would be its own parent
-    like = twin(before, *args[1:], **kwargs)
-    return refit(wrapper, like, func, args, kwargs)

@@ -8,19 +8,21 @@ from torch import Tensor
 
 from lanewise._core.lanes import refuse_parted, running_lanes
 from lanewise._core.level import Level
+from lanewise._core.missing import functional_twin
 from lanewise._core.plane import (
     Plane,
     argument,
     lift,
     map_tensors,
     new_wrapper,
+    refit_in_place,
     replace_tensors,
     sync,
     wrap_unlifted,
     written_arguments,
     written_results,
 )
-from lanewise._torch_compat import forbid_data_pointer, taken_apart
+from lanewise._torch_compat import forbid_data_pointer, is_composition, taken_apart
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -171,13 +173,15 @@ class LinearLevel(Level):
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         """Run on the values below, and write down what depends on the tangents."""
-        if func._can_decompose():
+        if is_composition(func):
             return taken_apart(func, *args, **kwargs)
         if func is torch.ops.aten.detach.default:
             return self.alias(args[0])
         for operand in operands:
             if self.owns(operand):
                 sync(operand)  # type: ignore[arg-type]
+        if func._schema.is_mutable and torch.Tag.inplace_view in func.tags and self.owns(args[0]):
+            return refit_in_place(self, func, args, kwargs, functional_twin(func))
         if not any(self.owns(operand) and operand.slot is not None for operand in operands):  # type: ignore[attr-defined]
             return self._run_constant(func, args, kwargs)
         if func._schema.is_mutable:

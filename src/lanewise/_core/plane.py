@@ -224,6 +224,14 @@ def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> 
     return wrapper
 
 
+def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:
+    """An in-place view operation: the twin gives the new value, then the wrapper's own metadata follow."""
+    wrapper = args[0]
+    before = level.alias(wrapper)  # what the view is a view of; the wrapper itself would be its own parent
+    like = twin(before, *args[1:], **kwargs)
+    return refit(wrapper, like, func, args, kwargs)
+
+
 def new_wrapper(kind: type, value: Tensor, shape: Any, strides: Any) -> Any:
     """A bare wrapper of class `kind` with the dtype and device of `value`."""
     return make_wrapper(kind, shape, strides, None, None, value.dtype, torch.strided, value.device)

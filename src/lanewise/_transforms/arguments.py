@@ -2,10 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from lanewise._core.trees import is_leaf, leaf_names
 from lanewise.errors import ArgumentError, TransformError, at_user_line
@@ -88,6 +89,20 @@ def refuse_peer(api: str) -> TransformError:
             f"{api}: called inside a function that torch.func transforms. Its tensors belong to another engine, and "
             "the two cannot be nested in this order",
             "from lanewise import vmap, grad, jvp  # for the outer transform too",
+        )
+    )
+
+
+def not_callable(api: str, func: Any) -> TypeError:
+    """The error for something else in place of the function, such as its result."""
+    return TypeError(
+        at_user_line(
+            f"{api}: expected a function as the first argument, got {type(func)}",
+            f"{api}(f, (x,), (t,))"
+            if api == "jvp"
+            else f"{api}(f, x)"
+            if api in ("vjp", "linearize")
+            else f"{api}(f)(x)",
         )
     )
 
@@ -179,6 +194,12 @@ def check_tensors(leaves: list, site: Site, argnums: int | tuple[int, ...] | Non
             name = input_names(site, argnums)[position]
             if hasattr(leaf, "__array__"):
                 instead = f"{name} = torch.as_tensor({name})"
+            elif isinstance(leaf, Module):
+                instead = (
+                    f"params = dict({name}.named_parameters())\nfunctional_call({name}, params, x)  # in f(params, x)"
+                )
+            elif isinstance(leaf, Iterator):
+                instead = f"{name} = dict(model.named_parameters())  # a structure of tensors, not an iterator"
             else:
                 instead = f"{name} = torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it in f"
             raise ArgumentError(
@@ -282,6 +303,18 @@ def cotangents_mismatch(got: Any, wanted: Any) -> TransformError:
     )
 
 
+def several_cotangents(wanted: Any) -> TransformError:
+    """The error for cotangents that were given one by one."""
+    return TransformError(
+        at_user_line(
+            "vjp_fn(cotangents, retain_graph=True, create_graph=None): Expected pytree structure of cotangents to be "
+            "the same as pytree structure of outputs to the function, as one argument: got a tensor as retain_graph. "
+            f"Primal output: {wanted}",
+            f"vjp_fn({_with_names(wanted)})  # one argument, with the structure of what f returns",
+        )
+    )
+
+
 def _with_names(spec: Any) -> str:
     """A structure with names of cotangents for its leaves: `(ct0, ct1)`."""
     before, *rest = str(spec).split("*")
@@ -306,7 +339,8 @@ def split_aux(site: Site, out: Any, has_aux: bool) -> tuple[Any, Any]:
     if not has_aux:
         return out, None
     if not isinstance(out, tuple) or len(out) != 2:
-        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else str(type(out))
+        plain = Tensor if isinstance(out, Tensor) else type(out)  # not the class of a plane
+        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else str(plain)
         raise TransformError(
             at_user_line(
                 f"{call_text(site)}: output of function f should be a tuple: (output, aux) if has_aux is True, got "

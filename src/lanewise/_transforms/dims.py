@@ -5,13 +5,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module, ModuleList
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.layouts import layout_of
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
 from lanewise._transforms.ragged import by_component
-from lanewise._transforms.suggested import any_mappable, leaf_names_of, mended, suggested, with_lanes
+from lanewise._transforms.suggested import (
+    any_mappable,
+    fitted,
+    leaf_names_of,
+    mended,
+    suggested,
+    ways_to_mend,
+    with_lanes,
+)
 from lanewise.errors import ArgumentError, DimensionError, TransformError, at_user_line
 
 
@@ -158,7 +167,7 @@ def _in_dims_mismatch(call: Call, in_dims: Any, prefix: tuple, mismatch: PrefixM
         at_user_line(
             f"{call}: in_dims is not compatible with the structure of `inputs`. in_dims has structure "
             f"{_structure(in_dims)} but inputs has structure {structure}",
-            f"vmap({call.name}, in_dims={suggested(call)})",
+            f"vmap({call.name}, in_dims={fitted(call, prefix)})",
             rows,
         )
     )
@@ -182,7 +191,12 @@ def _not_mappable(call: Call, prefix: tuple, position: int) -> ArgumentError | T
     """The error for one leaf that cannot be mapped as its entry says."""
     leaves, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
     name, leaf, dim = leaf_names_of(call, prefix)[position], leaves[position], dims[position]
-    instead = with_lanes(call, name, leaf) or f"vmap({call.name}, in_dims={mended(call, prefix)[0]})"
+    if isinstance(leaf, Module) and (isinstance(leaf, ModuleList) or name not in call.argument_names()):
+        instead = (
+            "params, buffers = stack_module_state(models)\nfunctional_call(models[0], (params, buffers), x)  # in f"
+        )
+    else:
+        instead = with_lanes(call, name, leaf) or f"vmap({call.name}, in_dims={mended(call, prefix)[0]})"
     if not isinstance(dim, int) or isinstance(dim, bool):
         hint = ": 0 for the first, None for no lanes" if isinstance(dim, bool) else ""
         return ArgumentError(
@@ -234,9 +248,10 @@ def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size
     if len(set(sizes)) == 1:
         instead = f"vmap({call.name}, axis_size={sizes[0]})  # or without axis_size, since there are mapped tensors"
     else:
-        entries, without = mended(call, prefix)
-        verb = "is" if len(without) == 1 else "are"
-        instead = f"vmap({call.name}, in_dims={entries})  # if {' and '.join(without)} {verb} the same for all"
+        instead = "\n".join(
+            f"vmap({call.name}, in_dims={entries})  # if {' and '.join(without)} {_is(without)} the same for all"
+            for entries, without in ways_to_mend(call, prefix)
+        )
     return ArgumentError(
         at_user_line(
             f"{call}: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the "
@@ -245,6 +260,10 @@ def _sizes_differ(call: Call, leaves: list, dims: list, prefix: tuple, axis_size
             rows,
         )
     )
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def out_dims_mismatch(func: Callable, out_dims: Any, spec: Spec, mismatch: PrefixMismatch) -> ArgumentError:

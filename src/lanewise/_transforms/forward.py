@@ -14,7 +14,7 @@ from lanewise._core.linear import LinearLevel, memories
 from lanewise._core.plane import sync
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._torch_compat import is_alias_of, peer_engine_active
-from lanewise._transforms.arguments import check_outputs, function_name, refuse_peer, split_aux
+from lanewise._transforms.arguments import Site, check_outputs, function_name, not_callable, refuse_peer, split_aux
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -42,22 +42,31 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
         >>> jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))
         (tensor([0., 0.]), tensor([1., 1.]))
     """
+    if not callable(func):
+        raise not_callable("jvp", func)
     if is_compiling():
         return traced("jvp", func, primals, tangents, strict=strict, has_aux=has_aux)
     if peer_engine_active():
         raise refuse_peer("jvp")
+    return push_forward(None, func, primals, tangents, strict, has_aux)
+
+
+def push_forward(
+    site: Site | None, func: Callable, primals: tuple, tangents: tuple, strict: bool, has_aux: bool
+) -> Any:
+    """What `jvp` returns; `site` is the call that messages show, if it is not one of `jvp` itself."""
     leaves, tangent_leaves, spec = check_primals(func, primals, tangents)
     level = DualLevel()
     leaves = with_own_nodes(leaves)
     with level:
         duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]
         out = func(*(duals if spec is None else unflatten(duals, spec)))
-        value, aux = split_aux(_text("jvp", func), out, has_aux) if has_aux else (out, None)
+        value, aux = split_aux(site or _text("jvp", func), out, has_aux) if has_aux else (out, None)
         if isinstance(value, Tensor):
             result, pushed = leave_leaf(level, value, strict)
         else:
             outputs, out_spec = flatten(value)
-            check_outputs(_text("jvp", func), value, outputs)
+            check_outputs(site or _text("jvp", func), value, outputs)
             pairs = [leave_leaf(level, leaf, strict) for leaf in outputs]
             result = unflatten([p for p, _ in pairs], out_spec)
             pushed = unflatten([t for _, t in pairs], out_spec)
@@ -90,6 +99,8 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
         >>> push(torch.ones(2))
         tensor([1., 1.])
     """
+    if not callable(func):
+        raise not_callable("linearize", func)
     if is_compiling():
         return traced("linearize", func, *primals)
     if peer_engine_active():

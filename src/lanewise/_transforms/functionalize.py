@@ -22,6 +22,7 @@ from lanewise._core.plane import (
 )
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forbid_data_pointer
+from lanewise._transforms.arguments import not_callable
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -57,6 +58,8 @@ def functionalize(func: Callable, *, remove: str = "mutations") -> Callable:
         >>> any("add_" in str(node.target) for node in graph.nodes)
         False
     """
+    if not callable(func):
+        raise not_callable("functionalize", func)
     if remove not in ("mutations", "mutations_and_views"):
         raise TransformError(
             at_user_line(

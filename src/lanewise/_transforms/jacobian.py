@@ -29,6 +29,7 @@ from lanewise._transforms.arguments import (
     check_output_dtypes,
     check_outputs,
     check_tensors,
+    not_callable,
     refuse_peer,
     replace,
     select,
@@ -37,7 +38,7 @@ from lanewise._transforms.arguments import (
 from lanewise._transforms.chunks import check_chunk_options, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
-from lanewise._transforms.forward import jvp
+from lanewise._transforms.forward import push_forward
 from lanewise._transforms.reverse import Recording, needs_graph, pull_back, tracked, untrack
 from lanewise.errors import TransformError, at_user_line
 
@@ -128,6 +129,8 @@ def jacrev(
         tensor([[4., 1.],
                 [2., 5.]])
     """
+    if not callable(func):
+        raise not_callable("jacrev", func)
     check_chunk_options("jacrev", chunk_size, memory_budget)
     estimates: dict = {}
 
@@ -267,6 +270,8 @@ def jacfwd(
         tensor([[4., 1.],
                 [2., 5.]])
     """
+    if not callable(func):
+        raise not_callable("jacfwd", func)
     check_randomness(randomness, "jacfwd")
     check_chunk_options("jacfwd", chunk_size, memory_budget)
     estimates: dict = {}
@@ -289,14 +294,16 @@ def jacfwd(
         def run(start: int, length: int) -> tuple[list, Any, Spec]:
             directions = basis.rows(start, length)
             if chunk_size == 1 and basis.total:
-                out = jvp(of_leaves, tuple(leaves), tuple(row[0] for row in directions), has_aux=has_aux)
+                out = push_forward(
+                    site, of_leaves, tuple(leaves), tuple([row[0] for row in directions]), False, has_aux
+                )
                 pushed, spec = flatten(out[1])
                 return [t[None] for t in pushed], (out[2] if has_aux else None), spec
             level = BatchLevel(length, randomness, basis.total, start)
             level.directions = randomness != "different"
             with level:
                 tangents = tuple([level.wrap(row) for row in directions])
-                out = jvp(of_leaves, tuple(leaves), tangents, has_aux=has_aux)
+                out = push_forward(site, of_leaves, tuple(leaves), tangents, False, has_aux)
                 pushed, spec = flatten(out[1])
                 aux = first_lane(level, out[2]) if has_aux else None
                 return [lanes_of(level, t) for t in pushed], aux, spec
@@ -382,6 +389,8 @@ def hessian(
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
     """
+    if not callable(func):
+        raise not_callable("hessian", func)
     check_randomness(randomness, "hessian")
     return jacrev(
         jacrev(func, argnums, has_aux=has_aux),

@@ -70,6 +70,11 @@ def one_order_less() -> None:
         include_key(ORDER_KEY, False)
 
 
+def recording() -> bool:
+    """Whether a reverse pass of a transform records."""
+    return _depth.now > 0
+
+
 def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     """Register what stands for an operation in so many nested reverse passes and more."""
 

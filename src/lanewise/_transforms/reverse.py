@@ -31,9 +31,11 @@ from lanewise._transforms.arguments import (
     check_tensors,
     cotangent_mismatch,
     cotangents_mismatch,
+    not_callable,
     refuse_peer,
     replace,
     select,
+    several_cotangents,
     split_aux,
 )
 from lanewise._transforms.compiling import is_compiling, traced
@@ -198,6 +200,9 @@ def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fal
         tensor([2., 4.])
     """
 
+    if not callable(func):
+        raise not_callable("grad", func)
+
     @functools.wraps(func)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -230,6 +235,9 @@ def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         (tensor([2., 4.]), tensor(5.))
     """
 
+    if not callable(func):
+        raise not_callable("grad_and_value", func)
+
     @functools.wraps(func)
     def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -261,6 +269,9 @@ def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         >>> value_and_grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
         (tensor(5.), tensor([2., 4.]))
     """
+
+    if not callable(func):
+        raise not_callable("value_and_grad", func)
 
     @functools.wraps(func)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
@@ -361,6 +372,8 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
         >>> pull(torch.tensor(1.0))
         (tensor(5.), tensor(3.))
     """
+    if not callable(func):
+        raise not_callable("vjp", func)
     if is_compiling():
         return traced("vjp", func, *primals, has_aux=has_aux)
     with Recording() as recording:
@@ -377,7 +390,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
 
     def back(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
         if isinstance(retain_graph, Tensor):
-            raise cotangents_mismatch(flatten((cotangents, retain_graph))[1], out_spec)
+            raise several_cotangents(out_spec)
         if isinstance(cotangents, Tensor) and out_spec is LEAF:
             ct_leaves = [cotangents]
         else:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lanewise._core.trees import children_of, flatten, flatten_with_prefix, leaf_names
+from lanewise._core.trees import PrefixMismatch, children_of, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call
 
 
@@ -45,6 +45,11 @@ def mended(call: Call, prefix: tuple) -> tuple[str, list[str]]:
 
     A whole argument, such as a dict of parameters, where one entry stands for all of it.
     """
+    return ways_to_mend(call, prefix)[0]
+
+
+def ways_to_mend(call: Call, prefix: tuple) -> list[tuple[str, list[str]]]:
+    """As `mended`, the likelier first, where sizes are those of equally many arguments."""
     leaves, dims, _ = flatten_with_prefix(prefix, (call.args, call.kwargs), whole=True)
     left = iter([_size(leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)])
     arguments = [
@@ -52,17 +57,38 @@ def mended(call: Call, prefix: tuple) -> tuple[str, list[str]]:
     ]
     sizes = [size for *_, parts in arguments for _, size in parts if size is not None and size >= 0]
     if not sizes:
-        return suggested(call, prefix), []
+        return [(suggested(call, prefix), [])]
     given = call.options.get("axis_size")
-    candidates = [given] if given in sizes else list(dict.fromkeys(sizes))
-    size = min(candidates, key=lambda n: (sum(bool(_odd(n, parts)) for *_, parts in arguments), -sizes.count(n)))
-    without = []
-    for root, entry, parts in arguments:
-        names = _odd(size, parts)
-        differs = any(own not in (None, size, _UNFIT) for _, own in parts)
-        whole = differs and (children_of(entry) is None or len(names) == len(parts))
-        without.extend([root] if whole else names)
-    return suggested(call, prefix, without), without
+    candidates = [given] if given in sizes else sorted(set(sizes), key=lambda n: (-sizes.count(n), sizes.index(n)))
+    odd = [sum(bool(_odd(n, parts)) for *_, parts in arguments) for n in candidates]
+    ways = []
+    for size in [n for n, count in zip(candidates, odd) if count == min(odd)]:
+        without = []
+        for root, entry, parts in arguments:
+            names = _odd(size, parts)
+            differs = any(own not in (None, size, _UNFIT) for _, own in parts)
+            whole = differs and (children_of(entry) is None or len(names) == len(parts))
+            without.extend([root] if whole else names)
+        ways.append((suggested(call, prefix, without), without))
+    return ways
+
+
+def fitted(call: Call, prefix: tuple) -> str:
+    """An `in_dims` for arguments of another structure: the entries that fit theirs, 0 in place of the others."""
+    args_prefix, kwargs_prefix = prefix
+    entries = (*args_prefix, *([0] * len(call.args)))[: len(call.args)]
+    positional = tuple([entry if _fits(entry, arg) else 0 for entry, arg in zip(entries, call.args)])
+    named = isinstance(kwargs_prefix, dict)
+    keyword = {key: e if _fits(e, call.kwargs[key]) else 0 for key, e in kwargs_prefix.items()} if named else None
+    return mended(call, (positional, keyword))[0]
+
+
+def _fits(entry: Any, arg: Any) -> bool:
+    try:
+        flatten_with_prefix(entry, arg, whole=True)
+    except PrefixMismatch:
+        return False
+    return True
 
 
 # In place of a size: what is to be mapped and cannot be.

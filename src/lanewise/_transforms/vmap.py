@@ -16,7 +16,7 @@ from lanewise._core.random import Generators
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._core.unasked import Answers
 from lanewise._torch_compat import peer_engine_active
-from lanewise._transforms.arguments import Call, refuse_peer
+from lanewise._transforms.arguments import Call, not_callable, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.dims import (
@@ -85,6 +85,8 @@ def vmap(
         >>> vmap(torch.dot, in_dims=(0, None))(xs, w)
         tensor([10., 32., 54.])
     """
+    if not callable(func):
+        raise not_callable("vmap", func)
     if is_compiling():
         return traced(
             "vmap",

@@ -2,9 +2,10 @@
 
 import torch
 
-from lanewise._core.batch import BATCH_RULES, BatchLevel, refit_in_place
+from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.hot import route
 from lanewise._core.paths import single_path, view_path
+from lanewise._core.plane import refit_in_place
 from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dim, shift_dims, too_few_dims
 from lanewise._torch_compat import fast_binding

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel, lay_out
-from lanewise._core.plane import refit
+from lanewise._core.plane import refit, refit_in_place
 from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
 
@@ -100,8 +100,7 @@ def native_primal(level, x, *rest):
 
 def _refits(op, twin):
     def rule(level: DualLevel, *args, **kwargs):
-        before = level.alias(args[0])  # what the view is a view of; the wrapper itself would be its own parent
-        return refit(args[0], twin(before, *args[1:], **kwargs), op, args, kwargs)
+        return refit_in_place(level, op, args, kwargs, twin)
 
     rule_on_plane(op)(rule)
 
