@@ -27,6 +27,8 @@ def _real(case: Case) -> bool:
 
 REAL = [case for case in FIRST_DIFFERENCE if _real(case)]
 cases = st.sampled_from(FIRST_ORDER)
+# The gradient of an embedding leaves out the row of padding, whose tangent counts: so it is in torch.
+ADJOINT = [case for case in FIRST_ORDER if case.name != "embedding_padding"]
 
 
 def _packed(case: Case, seed: int, dim: int = 0, lanes: int = 3):
@@ -35,7 +37,7 @@ def _packed(case: Case, seed: int, dim: int = 0, lanes: int = 3):
 
 
 @SETTINGS
-@given(cases, SEEDS)
+@given(st.sampled_from(ADJOINT), SEEDS)
 def test_vjp_is_the_adjoint_of_jvp(case: Case, seed: int):
     args = case.draw(1, seed=seed)[0]
     f, primals = of_floats(case.f, args)
