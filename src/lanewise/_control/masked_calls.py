@@ -236,7 +236,7 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
     roots: tuple = ()
     seeds: tuple = ()
     for out, cotangent in zip(results, cotangents):
-        if out.requires_grad:
+        if cotangent is not None and out.requires_grad:
             roots += (out,)
             seeds += (cotangent,)
     if not roots:
@@ -274,15 +274,16 @@ class _Recorded(Function):
     def forward(ctx: Any, parts: tuple, *args: Any) -> tuple:  # type: ignore[override]
         # In a tuple, where autograd does not see what was recorded.
         ctx.parts = parts
+        ctx.set_materialize_grads(False)  # what nobody has used
         ctx.others = [None if isinstance(arg, Tensor) else arg for arg in args]
         ctx.save_for_backward(*[arg for arg in args if isinstance(arg, Tensor)])
         return tuple([out.detach() for out in parts[-1]])
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:  # type: ignore[override]
         form, strict, function, apart, wanted, leaves, results = ctx.parts
         grads = None
-        if not is_grad_enabled() and all(inert(cotangent) for cotangent in cotangents):
+        if not is_grad_enabled() and all(each is None or inert(each) for each in cotangents):
             grads = _pulled(results, cotangents, leaves)
             while grads is None and form.retry(strict):
                 strict = form.strict

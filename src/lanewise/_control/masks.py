@@ -242,8 +242,9 @@ class _Choice(Function):
     @staticmethod
     def forward(ctx: Any, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         ctx.mask = mask
+        ctx.set_materialize_grads(False)
         return choose_rows(mask, yes.detach(), no.detach())
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
-        return None, *split_rows(ctx.mask, cotangent)
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
+        return (None, None, None) if cotangent is None else (None, *split_rows(ctx.mask, cotangent))
