@@ -92,6 +92,8 @@ class Writer:
                 self.write(depth, f"{self.pick(*self.names[1:])} = {self.number()}")
         elif kind < 0.45:
             self.write(depth, "u, v = v, u")
+        elif kind < 0.47 and depth > 1:
+            self.write(depth, f"total += {self.number()}")
         elif kind < 0.5:
             sign = self.pick("1", "1.0", "0.5")
             self.write(depth, f"s = {sign} if {self.condition()} else -{sign}")
@@ -119,7 +121,11 @@ class Writer:
                 self.write(depth + 1, f"if {self.condition()}:")
                 if self.random.random() < 0.5:
                     self.write(depth + 2, f"u = {self.number()}")
-                self.write(depth + 2, "break")
+                    self.write(depth + 2, "break")
+                elif self.loops > 1 or depth > 1 or self.random.random() < 0.5:
+                    self.write(depth + 2, "break")
+                else:
+                    self.write(depth + 2, f"return {self.value()}")
                 self.block(depth + 1, True)
             self.loops -= 1 if depth == 1 else 0
         else:
@@ -128,11 +134,12 @@ class Writer:
     def program(self) -> str:
         start = ["w = x * 0.5 + y", "u, v = x.norm() - 1, x[1]"] if self.wide else ["u, v = x, y * 1.0"]
         self.lines = ["def f(x, y):", *[f"    {line}" for line in start]]
+        self.lines.append("    total = y * 2")
         self.block(1, False)
         self.write(1, f"if {self.condition()}:")
         self.write(2, f"return {self.value()}")
         self.block(1, False)
-        self.write(1, f"return {self.value()}")
+        self.write(1, f"return {self.value()} + total")
         return "\n".join(self.lines) + "\n"
 
 

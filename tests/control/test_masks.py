@@ -21,6 +21,7 @@ XS = torch.tensor([0.5, -1.5, 2.5, 0.0, -0.25, 1.0, -1.0, 3.0], dtype=D)
 YS = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, 1.5, 0.25], dtype=D)
 WIDE = torch.stack([XS, YS, XS - YS], 1)
 THRESHOLD = 1.0
+HALF = torch.tensor(0.5, dtype=D)
 
 
 def early_return(x: Tensor, y: Tensor) -> Tensor:
@@ -80,6 +81,44 @@ def counts(x: Tensor, y: Tensor) -> Tensor:
     return steps * x if x > 0 else y
 
 
+def collatz(x: Tensor, y: Tensor) -> Tensor:
+    n = (abs(x) * 8).floor() + 1
+    steps = torch.zeros(())
+    while n != 1:
+        if n % 2 == 0:
+            n = n // 2
+        else:
+            n = 3 * n + 1
+        steps += 1
+    return steps + y
+
+
+def forever(x: Tensor, y: Tensor) -> Tensor:
+    total = torch.zeros_like(x)
+    k = 0
+    while True:
+        k += 1
+        total += (x + k).abs().sqrt()
+        if total > 5:
+            break
+        y = y * 0.5
+    return total - y
+
+
+def returns_in_a_loop(x: Tensor, y: Tensor) -> Tensor:
+    if y == 0:
+        return x - HALF
+    z = x
+    for i in range(4):
+        z = z * 1.5 + i
+        if z > 3:
+            return z.sqrt() * y
+        if not z > x * 2:
+            return HALF
+        z = z - HALF * y
+    return x / z
+
+
 def both_returned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x > y and y > 0:
         return x, y
@@ -91,6 +130,7 @@ def calls(x: Tensor, y: Tensor) -> Tensor:
 
 
 NUMBERS = [early_return, pieces, guard, sides, early_break, newton, counts, calls]
+NUMBERS += [collatz, forever, returns_in_a_loop]
 
 
 def normalized(x: Tensor, y: Tensor) -> Tensor:
@@ -309,10 +349,10 @@ def takes_a_tensor(x: Tensor) -> Tensor:
 
 
 def writes(x: Tensor) -> Tensor:
-    y = x * 2
+    y = x
     if x > 0:
         y += 1
-    return y
+    return x + y
 
 
 def asks(x: Tensor) -> Tensor:
@@ -337,15 +377,16 @@ def test_other_functions(f: Callable) -> None:
     if f is promotes:
         return  # lanes return different dtypes
     for _ in range(2):
-        torch.testing.assert_close(vmap(f)(XS), loop(f, XS))
+        torch.testing.assert_close(vmap(f)(XS.clone()), loop(f, XS.clone()))
 
 
 def test_a_name_that_stands_for_something_else(monkeypatch) -> None:
     ones = torch.ones(len(XS), dtype=D)
     monkeypatch.setitem(globals(), "abs", lambda x: ones)
     assert run_masked(early_break, (XS, YS), (0, 0), len(XS)) is None
-    monkeypatch.setitem(globals(), "THRESHOLD", torch.tensor(1.0, dtype=D))
-    assert run_masked(pieces, (XS, YS), (0, 0), len(XS)) is None
+    for tensor in (torch.ones(len(XS), dtype=D), torch.tensor(1.0), torch.tensor(1.0, dtype=D, requires_grad=True)):
+        monkeypatch.setitem(globals(), "THRESHOLD", tensor)
+        assert run_masked(pieces, (XS, YS), (0, 0), len(XS)) is None
     monkeypatch.setitem(globals(), "THRESHOLD", 2)
     torch.testing.assert_close(masked(pieces, XS, YS), loop(pieces, XS, YS))
 

@@ -80,8 +80,11 @@ class Form:
         self.defined = self.strict = int(found.defined)
         self.missed = 0
 
-    def function(self, func: types.FunctionType) -> Callable | None:
-        """The code as a function with the surroundings of `func`; None where they hold what it cannot take."""
+    def function(self, func: types.FunctionType, dtype: torch.dtype) -> Callable | None:
+        """The code as a function with the surroundings of `func`; None where they hold what it cannot take.
+
+        They may hold tensors without dims, of the dtype of the arguments.
+        """
         own = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
         for name in self.free:
             if name in own:
@@ -91,7 +94,10 @@ class Form:
                     return None
             else:
                 value = func.__globals__.get(name, getattr(builtins, name, _NO_NAME))
-            if _GIVEN[name] is not value if name in _GIVEN else type(value) not in _FREE:
+            if name in _GIVEN:
+                if _GIVEN[name] is not value:
+                    return None
+            elif type(value) not in _FREE and not _shared(value, dtype):
                 return None
         cells = tuple([own[name] for name in self.code.co_freevars])
         return types.FunctionType(self.code, func.__globals__, func.__name__, None, cells)
@@ -101,7 +107,8 @@ class Form:
         wide = any(isinstance(arg, Tensor) and arg.dim() > 1 for arg in args)
         if wide:
             args = tuple([arg[:, None] if isinstance(arg, Tensor) and arg.dim() == 1 else arg for arg in args])
-        masks = Masks(size, wide, recording, self.strict if recording else self.defined, _without_loops)
+        like = next(arg for arg in args if isinstance(arg, Tensor) and arg.dim())
+        masks = Masks(like, wide, recording, self.strict if recording else self.defined, self._called(like.dtype))
         try:
             out = func(masks, *args)
         except Lasting:
@@ -115,6 +122,15 @@ class Form:
             return _result(out, size, wide)
         results = tuple([_result(each, size, wide) for each in out])
         return None if not results or any(each is None for each in results) else results
+
+    def _called(self, dtype: torch.dtype) -> Callable[[Any, int], Callable | None]:
+        """What finds a function that this one calls. (A loop in it would go on for lanes that do not come there.)"""
+
+        def found(func: Any, count: int) -> Callable | None:
+            form = form_of(func)
+            return None if form is None or form.loops or form.count != count else form.function(func, dtype)
+
+        return found
 
     def retry(self, strict: int) -> bool:
         """A gradient was not finite: whether it may be where more sides are cut off than with `strict`."""
@@ -141,17 +157,11 @@ def form_of(func: Any) -> Form | None:
     return _forms[code]
 
 
-def _without_loops(func: Any, count: int) -> Callable | None:
-    """A function that another calls, with masks. (A loop in it would go on for lanes that do not come there.)"""
-    form = form_of(func)
-    return None if form is None or form.loops or form.count != count else form.function(func)
-
-
 def _result(value: Any, size: int, wide: bool) -> Tensor | None:
     if type(value) is Numbers:
         values = value.values
         value = values.to(torch.get_default_dtype()) if values.is_floating_point() else values
-    if not isinstance(value, Tensor) or value.shape[0] != size or value.dim() != 1 + wide:
+    if not isinstance(value, Tensor) or value.dim() != 1 + wide or value.shape[0] != size:
         return None
     return value.squeeze(1).contiguous() if wide and value.shape[1] == 1 else value
 
@@ -163,7 +173,10 @@ def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], size: int)
     form = form_of(inner)
     if form is None or size >= form.below or len(args) != form.count or _watched():
         return None
-    if not all(map(_plain, args, in_dims)) or not _alike(args) or (function := form.function(inner)) is None:
+    dtype = next((arg.dtype for arg, dim in zip(args, in_dims) if dim is not None and isinstance(arg, Tensor)), None)
+    if dtype is None or not all(_plain(arg, dim, dtype) for arg, dim in zip(args, in_dims)) or not _alike(args):
+        return None
+    if (function := form.function(inner, dtype)) is None:
         return None
     if gradient is not None:
         return _gradient(form, function, gradient, args)
@@ -195,19 +208,24 @@ def _watched() -> bool:
     )
 
 
-def _plain(arg: Any, dim: int | None) -> bool:
-    """Whether an argument is a number or a vector of each lane, or a Python number for all."""
+def _plain(arg: Any, dim: int | None, dtype: torch.dtype) -> bool:
+    """Whether an argument is a number or a vector of each lane, or a number for all."""
     if dim is None:
-        return type(arg) in (int, float)
+        return type(arg) in (int, float) or _shared(arg, dtype)
     if type(arg) is not Tensor or arg.is_complex() or arg.is_neg() or arg.is_inference():
         return False
     return arg.dim() == 1 or (arg.dim() == 2 and arg.shape[1] > 1 and arg.is_contiguous())
 
 
+def _shared(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a value is a number for all lanes that promotes theirs as one of each would."""
+    return type(value) is Tensor and not value.dim() and value.dtype is dtype and inert(value)
+
+
 def _alike(args: tuple) -> bool:
     """Whether numbers are promoted by vectors as they are in a lane: where there are any, all have one dtype."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    return all(arg.dim() == 1 for arg in tensors) or all(arg.dtype is tensors[0].dtype for arg in tensors)
+    return all(arg.dim() < 2 for arg in tensors) or all(arg.dtype is tensors[0].dtype for arg in tensors)
 
 
 def _tracked(arg: Any) -> bool:
@@ -228,7 +246,7 @@ def _recorded(form: Form, function: Callable, args: tuple, wanted: Sequence[int]
     operands = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
     leaves = [operands[place].requires_grad_() for place in wanted]
     with torch.enable_grad():
-        return leaves, form.run(function, tuple(operands), leaves[0].shape[0], True)
+        return leaves, form.run(function, tuple(operands), len(leaves[0]), True)
 
 
 def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Tensor] | None:

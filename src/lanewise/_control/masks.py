@@ -82,16 +82,17 @@ class Masks:
     that the ones go with the others as they do in a lane.
 
     Attributes:
-        size: The number of lanes.
+        size, device: The number of lanes, and where they are.
         wide: Whether there are vectors.
         strict: Up to which of the sides that a lane does not take nothing comes back to it from them (`Masks.only`).
         recording: Whether torch records.
     """
 
-    __slots__ = ("size", "wide", "recording", "strict", "_function", "_idle", "_depth", "_most", "_kept")
+    __slots__ = ("size", "device", "wide", "recording", "strict", "_function", "_idle", "_depth", "_most", "_kept")
 
-    def __init__(self, size: int, wide: bool, recording: bool, strict: int, function: Callable) -> None:
-        self.size = size
+    def __init__(self, like: Tensor, wide: bool, recording: bool, strict: int, function: Callable) -> None:
+        self.size = size = like.shape[0]
+        self.device = like.device
         self.wide = wide
         self.recording = recording
         self.strict = strict
@@ -102,7 +103,7 @@ class Masks:
 
     def truth(self, value: Any) -> Tensor:
         """The truth of the number of each lane."""
-        if not isinstance(value, Tensor) or not self._is_number(value):
+        if not isinstance(value, Tensor) or not value.dim() or not self._is_number(value):
             raise Declined
         return value if value.dtype is torch.bool else value != 0
 
@@ -144,6 +145,29 @@ class Masks:
                 out = mask if out is True else out & mask
         return out
 
+    def any_of(self, mask: Any, other: Any) -> Any:
+        """Where either holds."""
+        if type(mask) is bool or type(other) is bool:
+            return mask or other if mask is not False else other
+        return mask | other
+
+    def later(self, mask: Any, value: Any, before: Any) -> Any:
+        """What lanes return for which a condition holds, after others have returned something, or None has."""
+        return value if before is None else self.where(mask, value, before)
+
+    def updated(self, old: Any, new: Any) -> Any:
+        """`x += y`, which keeps the dtype and the shape of a tensor."""
+        if isinstance(old, Tensor) and (new.dtype is not old.dtype or new.shape != old.shape):
+            raise Declined
+        return new
+
+    def constant(self, value: Any) -> Tensor:
+        """A tensor without dims."""
+        if self.wide or type(value) not in (int, float):
+            raise Declined
+        dtype = torch.int64 if type(value) is int else torch.get_default_dtype()
+        return torch.full((self.size,), value, dtype=dtype, device=self.device)
+
     def going(self, lanes: Any, mask: Tensor) -> Any:
         """The lanes among those in a loop for which a condition holds: a mask, True for all, False for none."""
         mask = mask if lanes is True else lanes & mask
@@ -160,7 +184,9 @@ class Masks:
 
         `kind`: of what operations it is an operand: 1 for those that are not defined for all numbers.
         """
-        if kind > self.strict or type(mask) is bool or not isinstance(value, Tensor) or not value.is_floating_point():
+        if kind > self.strict or type(mask) is bool or not isinstance(value, Tensor):
+            return value
+        if not value.is_floating_point() or not value.dim():
             return value
         key = id(mask), holds, id(value)
         found = self._kept.get(key)
@@ -189,6 +215,8 @@ class Masks:
             return no
         if isinstance(yes, Tensor):
             if isinstance(no, Tensor):
+                if not (yes.dim() and no.dim()) and self._is_number(yes if yes.dim() else no):
+                    yes, no = torch.broadcast_tensors(yes, no)  # one that all lanes share
                 if yes.dtype is not no.dtype or yes.shape != no.shape:
                     raise Declined
                 return self.choice(mask, yes, no)

@@ -30,6 +30,7 @@ _RESULT = "_lw_r"
 _NEW = frozenset("zeros_like ones_like full_like".split())
 # Methods that make a number of a vector, and what they are along a dim.
 _REDUCED = {"sum": "sum", "mean": "mean", "norm": "norm", "max": "amax", "min": "amin", "all": "all", "any": "any"}
+_CONSTANTS = frozenset("zeros ones tensor".split())
 _NUMBERS = frozenset("pi inf nan e tau".split())
 # So many statements may a function come to: those after an `if` with a `return` are written once for each side.
 _MOST = 200
@@ -84,11 +85,18 @@ def predicated(node: Function) -> Predicated:
 
 
 class _Loop:
-    """A loop around the statements at hand: the variable that says which lanes go on, and what they carry along."""
+    """A loop around the statements at hand.
 
-    def __init__(self, going: str, carried: list[str]) -> None:
+    Attributes:
+        going: The variable that says which lanes go on.
+        carried: Variables that they carry along.
+        returned, value: The variables that say which lanes have returned in it, and what; None where none do.
+    """
+
+    def __init__(self, going: str, carried: list[str], returned: str | None, value: str | None) -> None:
         self.going = going
         self.carried = carried
+        self.returned, self.value = returned, value
         self.before = {name: f"{going}_{name}" for name in carried}
 
     def hold(self) -> list[ast.stmt]:
@@ -108,7 +116,8 @@ class _Writer:
 
     Attributes:
         local: Names that the function binds.
-        bound: Those of them that surely have a value here.
+        owned: Those of them that no other name stands for the value of.
+        bound: Those that surely have a value here.
         free: Names that it takes from around it.
         branches: The number of branches so far.
         loops: Whether it goes round a loop.
@@ -122,6 +131,7 @@ class _Writer:
     def __init__(self, node: Function) -> None:
         body = [] if isinstance(node, ast.Lambda) else node.body
         self.local = {*argument_names(node), *stores(body)}
+        self.owned = _owned(body, argument_names(node))
         self.bound = set(argument_names(node))
         self.free: set[str] = set()
         self.branches = 0
@@ -162,9 +172,15 @@ class _Writer:
                 names = stores([*statement.body, *statement.orelse])
                 out.extend(self.branch(statement.test, statement.body, statement.orelse, path, names))
             elif isinstance(statement, (ast.While, ast.For)):
+                if ast.Return in jumps_out([statement]):
+                    if loop is not None:
+                        raise Unsupported("a `return` in a loop in a loop")
+                    return [*out, *self.returning_loop(statement, rest, path)]
                 out.extend(self.loop(statement, path))
             elif isinstance(statement, ast.Assign):
                 out.extend(self.assignment(statement, path))
+            elif isinstance(statement, ast.AugAssign):
+                out.append(self.update(statement, path))
             elif not isinstance(statement, ast.Pass) and not _is_docstring(statement):
                 raise Unsupported(f"`{type(statement).__name__}`")
         return out
@@ -185,6 +201,14 @@ class _Writer:
         held = [self.new() for _ in names]
         out = [assign(each, self.value(value)) for each, value in zip(held, values)]
         return [*out, *[self.bind(name.id, load_name(each), path) for name, each in zip(names, held)]]  # type: ignore[attr-defined]
+
+    def update(self, node: ast.AugAssign, path: _Path) -> ast.stmt:
+        """`x += y`, which changes nothing but the variable."""
+        if not isinstance(node.target, ast.Name) or node.target.id not in self.owned:
+            raise Unsupported("a write to what may have another name")
+        old = ast.Name(node.target.id, ast.Load())
+        value = self.value(ast.BinOp(old, node.op, node.value))
+        return self.bind(old.id, _masks("updated", load_name(old.id), value), path)
 
     def branch(
         self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt], path: _Path, names: list[str]
@@ -209,23 +233,37 @@ class _Writer:
                 out.append(self.bind(name, _choice(condition, load_name(held[name]), load_name(name)), path))
         return out
 
-    def loop(self, node: ast.While | ast.For, path: _Path) -> list[ast.stmt]:
+    def returning_loop(self, node: ast.While | ast.For, rest: list[ast.stmt], path: _Path) -> list[ast.stmt]:
+        """A loop in which lanes may return, and what the others do afterwards."""
+        returned, value = self.new(), self.new()
+        out = [assign(returned, ast.Constant(False)), assign(value, ast.Constant(None))]
+        out.extend(self.loop(node, path, returned, value))
+        out.extend(self.block(rest, (*path, (returned, False))))
+        if _RESULT in self.bound:
+            out.append(self.bind(_RESULT, _choice(returned, load_name(value), load_name(_RESULT)), path))
+        return out
+
+    def loop(
+        self, node: ast.While | ast.For, path: _Path, returned: str | None = None, value: str | None = None
+    ) -> list[ast.stmt]:
         if node.orelse:
             raise Unsupported("the `else` of a loop")
         self.branches += 1
         self.loops = True
         going = self.new()
         before, made = set(self.bound), dict(self.made)
-        loop = _Loop(going, [name for name in stores(node.body) if name in before])
+        loop = _Loop(going, [name for name in stores(node.body) if name in before], returned, value)
         for name in loop.carried:
             self.made[name] = path
         inside = (*path, (going, True))
         out = [assign(going, _masks("all_of", *[_where_it_counts(place) for place in path]))]
         body = [when(ast.Compare(load_name(going), [ast.Is()], [ast.Constant(False)]), ast.Break())]
-        if isinstance(node, ast.While):
+        if isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and node.test.value is True:
+            around: ast.stmt = ast.While(ast.Constant(True), body, [])
+        elif isinstance(node, ast.While):
             self.path = path
             test = _masks("going", load_name(going), self.condition(node.test))
-            around: ast.stmt = ast.While(ast.Constant(True), body, [])
+            around = ast.While(ast.Constant(True), body, [])
             body.insert(0, assign(going, test))
         else:
             if not isinstance(node.target, ast.Name) or node.target.id in before:
@@ -246,9 +284,11 @@ class _Writer:
         raise Unsupported("a loop over anything but a range")
 
     def leave(self, node: ast.If, rest: list[ast.stmt], path: _Path, loop: _Loop | None) -> list[ast.stmt]:
-        """`if test: ...; break`, and what follows it in the loop."""
-        if loop is None or not isinstance(node.body[-1], ast.Break) or jumps_out([*node.body[:-1], *node.orelse]):
-            raise Unsupported("a jump that is not a `break` at the end of an `if` right in the loop")
+        """`if test: ...; break`, or `if test: return ...`, and what follows it in the loop."""
+        last = node.body[-1]
+        returns = isinstance(last, ast.Return) and len(node.body) == 1 and loop is not None and loop.returned
+        if loop is None or not (isinstance(last, ast.Break) or returns) or jumps_out(node.body[:-1]):
+            raise Unsupported("a jump that is not at the end of an `if` right in the loop")
         condition = self.new()
         test: ast.expr = load_name(condition)
         out: list[ast.stmt] = [assign(condition, self.condition(node.test))]
@@ -257,12 +297,27 @@ class _Writer:
             self.bound.add(condition)
             self.local.add(condition)
             out.extend(self.branch(kept, node.body[:-1], [], path, stores(node.body)))
+        if isinstance(last, ast.Return):
+            out.extend(self.leave_for_good(last, condition, path, loop))
         going = assign(loop.going, _masks("going", load_name(loop.going), _masks("negated", test)))
         stop = when(ast.Compare(load_name(loop.going), [ast.Is()], [ast.Constant(False)]), ast.Break())
         out.extend([*loop.choose(), going, stop, *loop.hold()])
         for name in loop.carried:
             self.made[name] = path[:-1]
         return [*out, *self.block([*node.orelse, *rest], path, loop)]
+
+    def leave_for_good(self, node: ast.Return, condition: str, path: _Path, loop: _Loop) -> list[ast.stmt]:
+        assert loop.returned is not None and loop.value is not None
+        if node.value is None:
+            raise Unsupported("a `return` of nothing")
+        self.path = (*path, (condition, True))
+        value = self.value(node.value, True)
+        leaving = self.new()
+        return [
+            assign(leaving, _masks("all_of", load_name(loop.going), load_name(condition))),
+            assign(loop.value, _masks("later", load_name(leaving), value, load_name(loop.value))),
+            assign(loop.returned, _masks("any_of", load_name(loop.returned), load_name(leaving))),
+        ]
 
     # --- expressions -------------------------------------------------------------------------------------------------
 
@@ -342,6 +397,8 @@ class _Writer:
         if name in _REDUCED and not node.args and not node.keywords:
             return _masks("reduced", ast.Constant(_REDUCED[name]), self.value(func.value))
         of_torch = isinstance(func.value, ast.Name) and func.value.id == "torch"
+        if of_torch and name in _CONSTANTS and len(node.args) == 1 and not node.keywords:
+            return _masks("constant", self.constant(name, node.args[0]))
         if name == "dot" and not of_torch and len(node.args) == 1 and not node.keywords:
             return _masks("dot", self.value(func.value), self.value(node.args[0]))
         if name in _NEW and of_torch and not node.keywords:
@@ -359,6 +416,18 @@ class _Writer:
         self.narrow -= name in _NARROW
         return out
 
+    def constant(self, name: str, node: ast.expr) -> ast.expr:
+        """`torch.zeros(())`, `torch.ones(())` or `torch.tensor(1.5)`: the number in it."""
+        if name == "tensor":
+            value = self.value(node)
+            if isinstance(node, ast.Constant) or (
+                isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+            ):
+                return value
+        elif isinstance(node, ast.Tuple) and not node.elts:
+            return ast.Constant(float(name == "ones"))
+        raise Unsupported(f"a call of `{name}`")
+
     def load(self, node: ast.Name) -> ast.expr:
         """A name. What a side makes of a value from before it is for the lanes that take the side."""
         name = node.id
@@ -372,6 +441,25 @@ class _Writer:
                 kind = ast.Constant(1 if self.narrow else 2)
                 out = _masks("only", load_name(condition), ast.Constant(holds), out, kind)
         return out
+
+
+def _owned(body: list[ast.stmt], arguments: tuple[str, ...]) -> set[str]:
+    """Names whose values are made for them, and given to no other name."""
+    owned: set[str] = set(stores(body)) - set(arguments)
+    for node in ast.walk(ast.Module(body, [])):
+        given: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            given = [node.value, *(node.value.elts if isinstance(node.value, ast.Tuple) else [])]
+            made = isinstance(node.value, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant)) or (
+                isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
+            )
+            owned -= set() if made else set(stores(node.targets))
+        elif isinstance(node, ast.IfExp):
+            given = [node.body, node.orelse]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            given = node.args
+        owned -= {each.id for each in given if isinstance(each, ast.Name)}
+    return owned
 
 
 def _whole_number(node: ast.expr) -> int | None:
