@@ -439,6 +439,37 @@ def test_a_result_is_no_argument() -> None:
     assert len(xs) == len(XS)
 
 
+def test_what_is_recorded() -> None:
+    def f(x: Tensor) -> tuple:
+        if x > 0:
+            return x * 2, torch.ones_like(x), x > 1
+        return torch.zeros_like(x), torch.zeros_like(x), x > 2
+
+    vmap(f)(XS)
+    for xs in (XS, -XS.abs() - 1, XS.abs() + 1):
+        leaf = xs.clone().requires_grad_()
+        want = [torch.stack(parts) for parts in zip(*[f(x) for x in leaf])]
+        got = run_masked(f, (leaf,), (0,), len(xs))
+        assert [each.requires_grad for each in got] == [each.requires_grad for each in want]
+        torch.testing.assert_close(list(got), want)
+        if want[0].requires_grad:
+            found = [torch.autograd.grad(each[0].sum(), leaf)[0] for each in (got, want)]
+            torch.testing.assert_close(*found)
+
+
+def test_a_result_that_is_not_used() -> None:
+    def f(x: Tensor) -> tuple:
+        root = x.sqrt()
+        if x > 1:
+            return x * 2, root
+        return x * 3, root * 2
+
+    leaf = XS.abs().requires_grad_()
+    for _ in range(2):
+        (got,) = torch.autograd.grad(vmap(f)(leaf)[0].sum(), leaf)
+        torch.testing.assert_close(got, torch.where(XS.abs() > 1, 2.0, 3.0).to(D))
+
+
 def test_an_argument_written_to_later() -> None:
     def f(x: Tensor) -> Tensor:
         return x * 2 if x > 0 else -x

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._control.compiling import definition
-from lanewise._control.masks import FEW, Lasting, Masks, Numbers
+from lanewise._control.masks import FEW, Lasting, Masks, Numbers, is_recorded
 from lanewise._control.predication import Predicated, predicated
 from lanewise._control.source import Unsupported, compile_definition
 from lanewise._core.formulas import pulled
@@ -118,10 +118,11 @@ class Form:
             # Of what fails for a lane that does not come there, the lane is to know nothing.
             self.below = 0
             return None
-        if type(out) is not tuple:
-            return _result(out, size, wide)
-        results = tuple([_result(each, size, wide) for each in out])
-        return None if not results or any(each is None for each in results) else results
+        results = tuple([_result(each, size, wide) for each in (out if type(out) is tuple else (out,))])
+        if not results or any(each is None for each in results):
+            self.below = 0
+            return None
+        return results if type(out) is tuple else results[0]
 
     def _called(self, dtype: torch.dtype) -> Callable[[Any, int], Callable | None]:
         """What finds a function that this one calls. (A loop in it would go on for lanes that do not come there.)"""
@@ -180,7 +181,7 @@ def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], size: int)
         return None
     if gradient is not None:
         return _gradient(form, function, gradient, args)
-    wanted = [place for place, arg in enumerate(args) if _tracked(arg)] if is_grad_enabled() else []
+    wanted = [place for place, arg in enumerate(args) if is_recorded(arg)] if is_grad_enabled() else []
     if not wanted:
         out = form.run(function, args, size, False)
         return tuple([_apart(each, args) for each in out]) if type(out) is tuple else _apart(out, args)
@@ -188,12 +189,16 @@ def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], size: int)
         return None
     strict = form.strict
     leaves, out = _recorded(form, function, args, wanted)
-    results = out if type(out) is tuple else (out,)
-    if out is None or not all(each.requires_grad for each in results):
+    if out is None:
         return None
-    apart = functools.partial(run_parted, func, in_dims, size)
-    shown = apply_plainly(_Recorded, (form, strict, function, apart, wanted, leaves, results), *args)
-    return shown if type(out) is tuple else shown[0]
+    results = out if type(out) is tuple else (out,)
+    recorded = tuple([each for each in results if each.requires_grad])
+    shown: Any = iter(())
+    if recorded:
+        apart = functools.partial(run_parted, func, in_dims, size)
+        shown = iter(apply_plainly(_Recorded, (form, strict, function, apart, wanted, leaves, results), *args))
+    together = tuple([next(shown) if each.requires_grad else each for each in results])
+    return together if type(out) is tuple else together[0]
 
 
 def _watched() -> bool:
@@ -226,10 +231,6 @@ def _alike(args: tuple) -> bool:
     """Whether numbers are promoted by vectors as they are in a lane: where there are any, all have one dtype."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     return all(arg.dim() < 2 for arg in tensors) or all(arg.dtype is tensors[0].dtype for arg in tensors)
-
-
-def _tracked(arg: Any) -> bool:
-    return isinstance(arg, Tensor) and arg.requires_grad
 
 
 def _apart(out: Any, args: tuple) -> Any:
@@ -268,7 +269,7 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
 def _gradient(form: Form, function: Callable, gradient: Gradient, args: tuple) -> Any:
     """The gradient of each lane, as the transform gives it."""
     place = gradient.argnums
-    if type(place) is not int or not 0 <= place < len(args) or gradient.has_aux or any(map(_tracked, args)):
+    if type(place) is not int or not 0 <= place < len(args) or gradient.has_aux or any(map(is_recorded, args)):
         return None
     if not isinstance(args[place], Tensor) or not args[place].is_floating_point():
         return None
@@ -295,18 +296,21 @@ class _Recorded(Function):
         ctx.set_materialize_grads(False)  # what nobody has used
         ctx.others = [None if isinstance(arg, Tensor) else arg for arg in args]
         ctx.save_for_backward(*[arg for arg in args if isinstance(arg, Tensor)])
-        return tuple([out.detach() for out in parts[-1]])
+        return tuple([out.detach() for out in parts[-1] if out.requires_grad])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:  # type: ignore[override]
         form, strict, function, apart, wanted, leaves, results = ctx.parts
+        given = iter(cotangents)
+        cotangents = tuple([next(given) if out.requires_grad else None for out in results])
         grads = None
         if not is_grad_enabled() and all(each is None or inert(each) for each in cotangents):
             grads = _pulled(results, cotangents, leaves)
             while grads is None and form.retry(strict):
                 strict = form.strict
                 leaves, out = _recorded(form, function, _with(ctx.others, ctx.saved_tensors), wanted)
-                grads = _pulled(out if type(out) is tuple else (out,), cotangents, leaves)
+                if out is not None:
+                    grads = _pulled(out if type(out) is tuple else (out,), cotangents, leaves)
         if grads is None:
 
             def parting(*tensors: Tensor) -> tuple:

@@ -213,6 +213,11 @@ class Masks:
             return yes
         if mask is False:
             return no
+        if self.recording and is_recorded(yes) is not is_recorded(no):
+            # Where no lane takes the side that is recorded, nothing is.
+            count = int(mask.count_nonzero())
+            if count in (0, self.size):
+                return yes if count else no
         if isinstance(yes, Tensor):
             if isinstance(no, Tensor):
                 if not (yes.dim() and no.dim()) and self._is_number(yes if yes.dim() else no):
@@ -256,6 +261,11 @@ class Masks:
         dtype = torch.float64 if kind is float else torch.int64
         sides = [torch.as_tensor(side.values if type(side) is Numbers else side, dtype=dtype) for side in (yes, no)]
         return Numbers(torch.where(mask, *sides))
+
+
+def is_recorded(value: Any) -> bool:
+    """Whether torch records a value."""
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _kind(number: Any) -> type | None:
