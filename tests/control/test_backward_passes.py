@@ -424,3 +424,59 @@ def test_a_hook_that_branches_on_directions(order, run):
     transform = jacrev if order == 1 else lambda f: jacrev(jacrev(f))
     xs = leaf(XS)
     assert_same(transform(lambda xs: of(run, xs))(XS), rows(of(loop, xs), xs, order).detach())
+
+
+# --- what no lane uses -----------------------------------------------------------------------------------------------
+
+
+def rooted(t):
+    """A root for some lanes only, infinite in its derivative or no number where others run."""
+    if t < 0:
+        return -t
+    return t.sqrt() * 0.5
+
+
+def root_of_an_expression(x, y):
+    v = rooted(-(y + x))
+    return x * 2 if y < 1 else v
+
+
+def branch_in_a_branch(x, y):
+    t = -(y + x)
+    if x < 2:
+        v = -t if t < 0 else t.sqrt() * 0.5
+    else:
+        v = rooted(x - y * 1.5) * 2
+    return x * y if y < 1 else v
+
+
+def layer(x, y):
+    rows = torch.stack([-(y + x), y * x]).sqrt()
+    v = torch.nn.functional.linear(rows, torch.ones(3, 2, dtype=rows.dtype) * y).sum() if x + y < 0 else x * y
+    return x * 2 if y < 1 else v
+
+
+def loop_in_a_branch(x, y):
+    t = -(y + x)
+    if t >= 0:
+        v = t.sqrt() * 2
+        while v > 0.5:
+            v = v * 0.5 - 0.1 * t
+    else:
+        v = t * 3
+    return y * 2 if y < 1 else v
+
+
+@pytest.mark.parametrize("f", [root_of_an_expression, branch_in_a_branch, layer, loop_in_a_branch])
+def test_a_side_whose_result_no_lane_uses(f):
+    """It has no cotangent at all, which is not zero for all lanes."""
+    xs = torch.tensor([0.5, -1.5, 2.5, 0.0, -0.25, 1.0, -1.0, 3.0], dtype=torch.float64)
+    ys = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, 1.5, 0.25], dtype=torch.float64)
+    for place, given in enumerate((xs, ys)):
+        leaves = [each.clone().requires_grad_() for each in given]
+        results = [f(*pair) for pair in (zip(leaves, ys) if place == 0 else zip(xs, leaves))]
+        found = torch.autograd.grad(torch.stack(results).sum(), leaves, allow_unused=True)
+        want = torch.stack([torch.zeros_like(xs[0]) if each is None else each for each in found])
+        torch.testing.assert_close(vmap(grad(f, place))(xs, ys), want)
+        got = grad(lambda *args: vmap(f)(*args).sum(), place)(xs, ys)
+        torch.testing.assert_close(got, want)

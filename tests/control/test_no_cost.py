@@ -42,6 +42,7 @@ def refusing(monkeypatch):
         raise AssertionError("lanes that agree were prepared to part")
 
     monkeypatch.setattr(lanewise._transforms.parting.runner, "run", refuse)
+    monkeypatch.setattr(lanewise._transforms.parting.runner, "masked", refuse)
     monkeypatch.setattr(compiling, "converted_code", refuse)
     monkeypatch.setattr(lanewise._control.split, "converted", refuse)
 

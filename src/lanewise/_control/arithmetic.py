@@ -9,7 +9,7 @@ ELEMENTWISE = frozenset(
     "lgamma log log10 log1p log2 logical_and logical_not logical_or logical_xor maximum minimum pow reciprocal relu "
     "remainder round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc where".split()
 )
-_OPERATORS = (
+OPERATORS = (
     ast.Add,
     ast.Sub,
     ast.Mult,
@@ -21,7 +21,7 @@ _OPERATORS = (
     ast.BitOr,
     ast.BitXor,
 )
-_COMPARISONS = (ast.Lt, ast.LtE, ast.Eq, ast.NotEq, ast.Gt, ast.GtE)
+COMPARISONS = (ast.Lt, ast.LtE, ast.Eq, ast.NotEq, ast.Gt, ast.GtE)
 _LONGEST = 8
 
 
@@ -47,11 +47,11 @@ class Arithmetic:
             return node if type(node.value) in (int, float) else None
         if isinstance(node, (ast.Name, ast.Attribute)):
             return self._operand(node) if _is_path(node) else None
-        if isinstance(node, ast.BinOp) and isinstance(node.op, _OPERATORS):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS):
             return self._rebuilt(node, ast.BinOp, node.left, node.right)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert)):
             return self._rebuilt(node, ast.UnaryOp, node.operand)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _COMPARISONS):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], COMPARISONS):
             return self._rebuilt(node, ast.Compare, node.left, node.comparators[0])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
             if node.func.attr in ELEMENTWISE and (node.func.attr != "where" or len(node.args) > 1):

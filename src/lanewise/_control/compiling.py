@@ -5,7 +5,7 @@ import types
 from typing import Any
 
 from lanewise._control.builders import RUNTIME
-from lanewise._control.source import Unsupported, compile_definition, find_function, mangled, same_code
+from lanewise._control.source import Function, Unsupported, compile_definition, find_function, mangled, same_code
 from lanewise._control.syntax import rewrite
 
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -44,15 +44,26 @@ def is_converted(code: types.CodeType) -> bool:
     return RUNTIME in code.co_freevars
 
 
+def definition(func: types.FunctionType) -> Function:
+    """The syntax of a function as it stands in its file.
+
+    Raises:
+        Unsupported: There is no source, or it is not that of the code.
+    """
+    code = func.__code__
+    node = mangled(find_function(func), code, func.__qualname__)
+    if not same_code(code, compile_definition(node, code)):
+        raise Unsupported("its source is not that of the code: the file has changed, or a tool has rewritten the code")
+    return node
+
+
 def _convert(func: types.FunctionType) -> types.CodeType:
     code = func.__code__
     if is_converted(code):
         return code
     if code.co_flags & _NOT_PLAIN:
         raise Unsupported("it is a generator or asynchronous")
-    node = mangled(find_function(func), code, func.__qualname__)
-    if not same_code(code, compile_definition(node, code)):
-        raise Unsupported("its source is not that of the code: the file has changed, or a tool has rewritten the code")
+    node = definition(func)
     rewrite(node, frozenset(code.co_cellvars))
     new = compile_definition(node, code, (RUNTIME,))
     names: dict[str, Any] = {"co_name": code.co_name}

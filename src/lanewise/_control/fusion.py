@@ -151,6 +151,7 @@ class _Expression(Function):
     @staticmethod
     def forward(ctx: Any, level: LaneLevel, apart: Callable, parts: tuple, *operands: Any) -> Any:  # type: ignore[override]
         ctx.level, ctx.lanes, ctx.apart = level, level.lanes, apart
+        ctx.set_materialize_grads(False)  # no lane may have a cotangent
         # In a tuple, where autograd does not see that plain torch has recorded it.
         ctx.out, ctx.leaves = parts
         ctx.others = [None if isinstance(operand, Tensor) else operand for operand in operands]
@@ -161,6 +162,8 @@ class _Expression(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple:  # type: ignore[override]
+        if cotangent is None:
+            return None, None, None, *[None] * len(ctx.others)
         level = ctx.level
         if (
             type(cotangent) is BatchTensor

@@ -169,12 +169,13 @@ class _Merge(Function):
     @staticmethod
     def forward(ctx: Any, level: LaneLevel, target: Target, pieces: list[Lanes], *values: Tensor) -> Tensor:  # type: ignore[override]
         ctx.level, ctx.pieces = level, pieces
+        ctx.set_materialize_grads(False)  # no lane may have a cotangent
         return _with_grad(_merged, level, target, pieces, values)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
         parts = [
-            restricted(ctx.level, cotangent, piece) if needed else None
+            restricted(ctx.level, cotangent, piece) if needed and cotangent is not None else None
             for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[3:], strict=True)
         ]
         return None, None, None, *parts
@@ -258,12 +259,13 @@ class _Restrict(Function):
     @staticmethod
     def forward(ctx: Any, level: LaneLevel, value: Tensor, lanes: Lanes) -> Any:  # type: ignore[override]
         ctx.level, ctx.lanes = level, lanes
+        ctx.set_materialize_grads(False)
         return _with_grad(_restricted, level, value, lanes)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
         # Lanes that the result has not are missing, not zero, in what comes back.
-        return None, restricted(ctx.level, cotangent, ctx.lanes), None
+        return None, None if cotangent is None else restricted(ctx.level, cotangent, ctx.lanes), None
 
 
 # --- Python values ---------------------------------------------------------------------------------------------------

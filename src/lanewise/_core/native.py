@@ -111,10 +111,11 @@ class _Enter(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plane: Any) -> Tensor:
+        ctx.set_materialize_grads(False)
         return plane.adopt(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple:
         return grad, None
 
 

@@ -118,6 +118,16 @@ def choose_rows(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.where(mask, first, second)
 
 
+def split_rows(mask: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a plain value `[n]` where the mask [n] holds, and where it does not; zeros elsewhere."""
+    bits = _BITS[value.element_size()] if value.shape[0] >= _MANY and value.is_cpu else None
+    if bits is None:
+        return torch.where(mask, value, 0), torch.where(mask, 0, value)
+    every = value.view(bits)
+    first = every & mask.to(bits).neg_()
+    return first.view(value.dtype), first.bitwise_xor(every).view(value.dtype)
+
+
 def put_rows(value: Tensor, places: Tensor, rows: Tensor) -> None:
     value.index_copy_(0, places.to(value.device), rows.to(value.dtype))
 

@@ -22,9 +22,13 @@ parted: set[Any] = set()
 
 
 class _Runner:
-    """What runs a function whose lanes part: `run(call, leaves, dims, spec, out_dims, randomness, place)`."""
+    """What runs a function whose lanes part: `run(call, leaves, dims, spec, out_dims, randomness, place)`.
+
+    `masked(func, args, in_dims, size)` gives the result of a cheap one without that, or None.
+    """
 
     run: Callable[..., Any]
+    masked: Callable[..., Any]
 
 
 runner = _Runner()

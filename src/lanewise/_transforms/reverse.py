@@ -1,6 +1,7 @@
 """`grad`, `vjp` and their kin: torch.autograd, run on the plane that the transform finds itself on."""
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -282,6 +283,44 @@ def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         return result, grads
 
     return value_and_gradient
+
+
+class Gradient:
+    """What a function does that `grad` and its kin have made.
+
+    Attributes:
+        func, argnums, has_aux: What they were given.
+        result: What the function returns, from the gradient and the value.
+    """
+
+    __slots__ = ("func", "argnums", "has_aux", "result")
+
+    def __init__(self, function: types.FunctionType, result: Callable[[Any, Any], Any]) -> None:
+        given = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        self.func = given["func"].cell_contents
+        self.argnums = given["argnums"].cell_contents
+        self.has_aux = given["has_aux"].cell_contents
+        self.result = result
+
+
+def _code_made_by(transform: Callable) -> types.CodeType:
+    """The code of the functions that a transform makes."""
+    return next(part for part in transform.__code__.co_consts if isinstance(part, types.CodeType))
+
+
+_RESULTS: dict[types.CodeType, Callable[[Any, Any], Any]] = {
+    _code_made_by(grad): lambda gradient, value: gradient,
+    _code_made_by(grad_and_value): lambda gradient, value: (gradient, value),
+    _code_made_by(value_and_grad): lambda gradient, value: (value, gradient),
+}
+
+
+def gradient_of(function: Any) -> Gradient | None:
+    """What a function does, if `grad` or its kin have made it."""
+    if type(function) is not types.FunctionType:
+        return None
+    result = _RESULTS.get(function.__code__)
+    return None if result is None else Gradient(function, result)
 
 
 def differentiate(

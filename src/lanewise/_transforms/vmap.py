@@ -106,6 +106,8 @@ def vmap(
     short = direct and type(out_dims) is int
     front = short and type(in_dims) is int and in_dims == 0
     plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
+    # Lanes come first wherever there are any.
+    first = out_dims == 0 and (front or (plain and not any(in_dims)))  # type: ignore[arg-type]
     estimates: dict = {}
     code = code_of(func)
     reach: Any = NOT_LOOKED_AT
@@ -147,6 +149,10 @@ def vmap(
                 start_again(level, code, error, held)
                 if generators is not None:
                     generators.reseat()
+        if first and size > 0 and not kwargs and code in parted:
+            out = runner.masked(func, args, in_dims if plain else (0,) * len(args), size)
+            if out is not None:
+                return out
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
         if front and size >= 0 and not kwargs:
             leaves, dims, spec = list(args), [0] * len(args), _spec_of_tensors(len(args))
@@ -226,6 +232,14 @@ def _size_along(in_dims: Any, args: tuple) -> int:
 def _lanes(level: BatchLevel, in_dims: Any, args: tuple) -> list:
     """The arguments as the function sees them."""
     return [arg if dim is None else level.wrap(arg.movedim(dim, 0) if dim else arg) for arg, dim in zip(args, in_dims)]
+
+
+def run_parted(func: Callable, in_dims: Sequence[int | None], size: int, args: tuple) -> Any:
+    """`vmap(func, tuple(in_dims))(*args)` where lanes part, `size` of them in dim 0 of arguments."""
+    call = Call("vmap", func, args, {}, {"in_dims": in_dims})
+    spec = _spec_of_tensors(len(args))
+    leaves, _, spec = run_lanes(call, list(args), list(in_dims), spec, 0, "error", (0, size, size))
+    return unflatten(leaves, spec)
 
 
 def run_lanes(

@@ -73,6 +73,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)  # where lanes part, none of them may have a cotangent
         set_grad_enabled(True)
         try:
             return _forward(x.level, x, weight, bias)
@@ -80,7 +81,9 @@ class _Linear(Function):
             set_grad_enabled(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
+        if cotangent is None:
+            return None, None, None
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (

@@ -1,0 +1,288 @@
+"""What functions with masks in place of branches call (predication.py writes them)."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from lanewise._core.rows import choose_rows, split_rows
+from lanewise._torch_compat import apply_plainly
+
+# Among so many lanes, one that has left a loop costs next to nothing.
+FEW = 1 << 14
+# So often on average may a lane be taken round a loop that it has left: few lanes, and more.
+_ROUNDS, _ROUNDS_OF_MANY = 256, 8
+# From so many lanes on, a choice by bits pays where torch records it.
+_MANY = 4096
+# So deep may functions call each other.
+_DEEP = 8
+
+
+class Declined(Exception):
+    """Masks do not give what lanes would that part."""
+
+
+class Lasting(Declined):
+    """Few lanes are left in a loop: they had better go on alone."""
+
+
+class Numbers:
+    """Python numbers that a choice has made different in lanes: they do not promote a tensor.
+
+    Attributes:
+        values: `[B]`, float64 or int64.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def _with(self, other: Any, run: Callable[[Any, Any], Any]) -> Any:
+        """`run(self, other)`, as Python has it for the number of each lane."""
+        if isinstance(other, Tensor):
+            if other.dtype not in (torch.float32, torch.float64):
+                raise Declined
+            return run(self.values.to(other.dtype), other)
+        if _kind(other) is not _kind(self):
+            raise Declined
+        return Numbers(run(self.values, other.values if type(other) is Numbers else other))
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(other, operator.add)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with(other, operator.add)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(other, lambda own, other: other - own)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._product(other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._product(other)
+
+    def _product(self, other: Any) -> Any:
+        if not isinstance(other, Tensor):
+            raise Declined  # Python's integers have no end
+        return self._with(other, operator.mul)
+
+
+class Masks:
+    """What the code calls that predication.py writes.
+
+    Values are numbers of each lane `[B]`. Where some are vectors of each lane `[B, S]`, S > 1, numbers are `[B, 1]`, so
+    that the ones go with the others as they do in a lane.
+
+    Attributes:
+        size, device: The number of lanes, and where they are.
+        wide: Whether there are vectors.
+        strict: Up to which of the sides that a lane does not take nothing comes back to it from them (`Masks.only`).
+        recording: Whether torch records.
+    """
+
+    __slots__ = ("size", "device", "wide", "recording", "strict", "_function", "_idle", "_depth", "_most", "_kept")
+
+    def __init__(self, like: Tensor, wide: bool, recording: bool, strict: int, function: Callable) -> None:
+        self.size = size = like.shape[0]
+        self.device = like.device
+        self.wide = wide
+        self.recording = recording
+        self.strict = strict
+        self._function = function
+        self._idle = self._depth = 0
+        self._most = size * (_ROUNDS if size <= FEW else _ROUNDS_OF_MANY)
+        self._kept: dict[tuple, tuple] = {}
+
+    def truth(self, value: Any) -> Tensor:
+        """The truth of the number of each lane."""
+        if not isinstance(value, Tensor) or not value.dim() or not self._is_number(value):
+            raise Declined
+        return value if value.dtype is torch.bool else value != 0
+
+    def _is_number(self, value: Tensor) -> bool:
+        return not self.wide or value.shape[1] == 1
+
+    def reduced(self, name: str, value: Any) -> Tensor:
+        """A method that makes a number of a vector."""
+        if not isinstance(value, Tensor) or self._is_number(value):
+            raise Declined
+        return getattr(value, name)(dim=1, keepdim=True)
+
+    def dot(self, a: Any, b: Any) -> Tensor:
+        """The product of two vectors."""
+        if self._is_number(a) or a.shape != b.shape:
+            raise Declined
+        return (a * b).sum(1, keepdim=True)
+
+    def entry(self, value: Any, place: int) -> Tensor:
+        """An entry of a vector."""
+        if not isinstance(value, Tensor) or self._is_number(value) or not -value.shape[1] <= place < value.shape[1]:
+            raise Declined
+        return value.narrow(1, place % value.shape[1], 1)
+
+    def negated(self, mask: Any) -> Any:
+        return not mask if type(mask) is bool else mask.logical_not()
+
+    def both(self, a: Tensor, b: Tensor) -> Tensor:
+        return a & b
+
+    def either(self, a: Tensor, b: Tensor) -> Tensor:
+        return a | b
+
+    def all_of(self, *masks: Any) -> Any:
+        """Where all masks hold: True for everywhere."""
+        out: Any = True
+        for mask in masks:
+            if mask is not True:
+                out = mask if out is True else out & mask
+        return out
+
+    def any_of(self, mask: Any, other: Any) -> Any:
+        """Where either holds."""
+        if type(mask) is bool or type(other) is bool:
+            return mask or other if mask is not False else other
+        return mask | other
+
+    def later(self, mask: Any, value: Any, before: Any) -> Any:
+        """What lanes return for which a condition holds, after others have returned something, or None has."""
+        return value if before is None else self.where(mask, value, before)
+
+    def updated(self, old: Any, new: Any) -> Any:
+        """`x += y`, which keeps the dtype and the shape of a tensor."""
+        if isinstance(old, Tensor) and (new.dtype is not old.dtype or new.shape != old.shape):
+            raise Declined
+        return new
+
+    def constant(self, value: Any) -> Tensor:
+        """A tensor without dims."""
+        if self.wide or type(value) not in (int, float):
+            raise Declined
+        dtype = torch.int64 if type(value) is int else torch.get_default_dtype()
+        return torch.full((self.size,), value, dtype=dtype, device=self.device)
+
+    def going(self, lanes: Any, mask: Tensor) -> Any:
+        """The lanes among those in a loop for which a condition holds: a mask, True for all, False for none."""
+        mask = mask if lanes is True else lanes & mask
+        count = int(mask.count_nonzero())
+        if count == self.size:
+            return True
+        self._idle += self.size - count
+        if self._idle > self._most:
+            raise Lasting
+        return mask if count else False
+
+    def only(self, mask: Any, holds: bool, value: Any, kind: int) -> Any:
+        """A value for lanes for which a condition holds, or does not: others get no derivative through it.
+
+        `kind`: of what operations it is an operand: 1 for those that are not defined for all numbers.
+        """
+        if kind > self.strict or type(mask) is bool or not isinstance(value, Tensor):
+            return value
+        if not value.is_floating_point() or not value.dim():
+            return value
+        key = id(mask), holds, id(value)
+        found = self._kept.get(key)
+        if found is None:
+            # Any number for which most operations are defined, and their derivatives finite.
+            other = torch.full_like(value, 0.5)
+            out = self.choice(mask, value, other) if holds else self.choice(mask, other, value)
+            found = self._kept[key] = (mask, value, out)
+        return found[2]
+
+    def call(self, func: Any, *args: Any) -> Any:
+        """Another function of the user's, with masks like the one that calls it."""
+        function = self._function(func, len(args))
+        if function is None or self._depth > _DEEP:
+            raise Declined
+        self._depth += 1
+        out = function(self, *args)
+        self._depth -= 1
+        return out
+
+    def where(self, mask: Any, yes: Any, no: Any) -> Any:
+        """What a variable holds where the sides of a branch meet."""
+        if mask is True or yes is no:
+            return yes
+        if mask is False:
+            return no
+        if self.recording and is_recorded(yes) is not is_recorded(no):
+            # Where no lane takes the side that is recorded, nothing is.
+            count = int(mask.count_nonzero())
+            if count in (0, self.size):
+                return yes if count else no
+        if isinstance(yes, Tensor):
+            if isinstance(no, Tensor):
+                if not (yes.dim() and no.dim()) and self._is_number(yes if yes.dim() else no):
+                    yes, no = torch.broadcast_tensors(yes, no)  # one that all lanes share
+                if yes.dtype is not no.dtype or yes.shape != no.shape:
+                    raise Declined
+                return self.choice(mask, yes, no)
+            return torch.where(mask, yes, self._weaker(no, yes))
+        if isinstance(no, Tensor):
+            return torch.where(mask, self._weaker(yes, no), no)
+        if type(yes) is tuple:
+            if type(no) is not tuple or len(yes) != len(no):
+                raise Declined
+            return tuple([self.where(mask, a, b) for a, b in zip(yes, no)])
+        return self._numbers(mask, yes, no)
+
+    def _weaker(self, number: Any, tensor: Tensor) -> Any:
+        """A number where other lanes have a tensor, which a number of that kind would not have promoted."""
+        if type(number) is int:
+            if tensor.dtype is torch.bool:
+                raise Declined
+        elif type(number) is not float or not tensor.is_floating_point():
+            raise Declined
+        if not self._is_number(tensor):
+            raise Declined
+        return number
+
+    def choice(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+        if not self.recording or not (yes.requires_grad or no.requires_grad):
+            return choose_rows(mask, yes, no)
+        if self.size < _MANY or self.wide:
+            return torch.where(mask, yes, no)
+        return apply_plainly(_Choice, mask, yes, no)
+
+    def _numbers(self, mask: Tensor, yes: Any, no: Any) -> Any:
+        kind = _kind(yes)
+        if kind is None or kind is not _kind(no):
+            raise Declined
+        if repr(yes) == repr(no):
+            return yes
+        dtype = torch.float64 if kind is float else torch.int64
+        sides = [torch.as_tensor(side.values if type(side) is Numbers else side, dtype=dtype) for side in (yes, no)]
+        return Numbers(torch.where(mask, *sides))
+
+
+def is_recorded(value: Any) -> bool:
+    """Whether torch records a value."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _kind(number: Any) -> type | None:
+    if type(number) is Numbers:
+        return float if number.values.is_floating_point() else int
+    return type(number) if type(number) is float or (type(number) is int and abs(number) < 2**31) else None
+
+
+class _Choice(Function):
+    """`torch.where`, whose kernel branches on each element: by bits, it takes a third of the time for many."""
+
+    @staticmethod
+    def forward(ctx: Any, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+        ctx.mask = mask
+        ctx.set_materialize_grads(False)
+        return choose_rows(mask, yes.detach(), no.detach())
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
+        return (None, None, None) if cotangent is None else (None, *split_rows(ctx.mask, cotangent))
