@@ -296,6 +296,13 @@ CheckpointFunction: Any = torch.utils.checkpoint.CheckpointFunction
 # Until torch 2.11, `checkpoint` keeps its arguments by a Function that is never pulled back: as they are, on any plane.
 CheckpointInputs = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
+# The modes of `create_selective_checkpoint_contexts`, which keep results and give them in place of computing again.
+SELECTIVE_CHECKPOINT_MODES: list[Any] = [
+    getattr(torch.utils.checkpoint, name)
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+    if hasattr(torch.utils.checkpoint, name)
+]
+
 
 def user_vmap_rule(op: Any) -> Callable | None:
     """The rule that a user gave a custom operator by `register_vmap`. Without it: the operator runs once per lane."""
