@@ -418,6 +418,12 @@ def is_composition(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
 
 
+def keys_of_autocast() -> DispatchKeySet:
+    """Keys that cast where the operation was called whose handler runs: the user's code under autocast, or none."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        return AUTOCAST_KEYS - tls_exclude_set()
+
+
 def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A composition by torch's own kernel, as everywhere outside of inference mode.
 
@@ -429,9 +435,7 @@ def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     exclude = tls_exclude_set() - INSIDE_KEY_SET
     if not has_kernel_for_key(func.name(), "AutocastCPU"):
         # One that autocast does not cast itself: its parts are cast where the user's code runs under autocast.
-        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-            cast = AUTOCAST_KEYS - tls_exclude_set()
-        exclude = exclude - cast
+        exclude = exclude - keys_of_autocast()
     with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
         return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
