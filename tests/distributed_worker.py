@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,7 +101,98 @@ def jacobians(rank, mesh, x):
     )
 
 
+def _collectives(rank):
+    """What each does to one example, which every process has in a form of its own."""
+
+    def reduced(v):
+        v = v * (rank + 1)
+        dist.all_reduce(v)
+        return v
+
+    def largest(v):
+        v = v * (1 - 2 * rank)
+        dist.all_reduce(v, dist.ReduceOp.MAX)
+        return v
+
+    def waited(v):
+        v = v * (rank + 1)
+        dist.all_reduce(v, async_op=True).wait()
+        return v
+
+    def sent(v):
+        v = v * (rank + 1)
+        dist.broadcast(v, 1)
+        return v
+
+    def gathered(v):
+        parts = [torch.zeros(3, dtype=F64) for _ in range(2)]
+        dist.all_gather(parts, v * (rank + 1))
+        return torch.cat(parts)
+
+    def scattered(v):
+        out = torch.zeros_like(v)
+        dist.scatter(out, [v, v * 2] if rank == 0 else None, 0)
+        return out
+
+    def summed_inside(v):
+        return functional_collectives.all_reduce(v * (rank + 1), "sum", dist.group.WORLD) * 2
+
+    def gathered_inside(v):
+        return functional_collectives.all_gather_tensor(v * (rank + 1), 0, dist.group.WORLD) * 2
+
+    def scattered_inside(v):
+        both = torch.cat([v, v * 2]) * (rank + 1)
+        return functional_collectives.reduce_scatter_tensor(both, "sum", 0, dist.group.WORLD) * 2
+
+    return reduced, largest, waited, sent, gathered, scattered, summed_inside, gathered_inside, scattered_inside
+
+
+def collectives(rank, mesh, x):
+    """Each lane exchanges what is its own."""
+    right = True
+    for f in _collectives(rank):
+        want = torch.stack([f(v) for v in x])
+        right &= same(vmap(f)(x), want) and same(vmap(f, 1)(x.T.contiguous()), want)
+        right &= same(vmap(vmap(f))(x.view(2, 2, 3)).flatten(0, 1), want)
+        right &= same(vmap(f, chunk_size=2)(x), want)
+    return right
+
+
+def refused_collectives(rank, mesh, x):
+    """What puts the parts of processes one after the other; and what some lanes alone would come to."""
+
+    def into_one(v):
+        out = torch.zeros(6, dtype=F64)
+        dist.all_gather_into_tensor(out, v * 1)
+        return out
+
+    def in_a_branch(v):
+        v = v * 1
+        if v.sum() > 0:
+            dist.all_reduce(v)
+        return v
+
+    total = torch.zeros(3, dtype=F64)
+
+    def into_captured(v):
+        dist.reduce_scatter(total, [v * 1, v * 2])
+        return v
+
+    messages = {into_one: "one after the other", in_a_branch: "some lanes only", into_captured: "inplace arithmetic"}
+    for f, message in messages.items():
+        try:
+            vmap(f)(x)
+        except RuntimeError as error:
+            if message not in str(error):
+                raise
+        else:
+            return False
+    return True
+
+
 CHECKS = [
+    collectives,
+    refused_collectives,
     jacobians,
     ddp_functional,
     ddp_forward,

@@ -19,6 +19,7 @@ def _autocast():
 torch.manual_seed(0)
 LAYERS = torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(3)])
 RECURRENT = torch.nn.LSTM(3, 2)
+ENCODER = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
 BLOCK = torch.nn.Sequential(
     torch.nn.Conv1d(1, 2, 2), torch.nn.BatchNorm1d(2).eval(), torch.nn.Conv1d(2, 2, 2), torch.nn.LayerNorm(1)
 )
@@ -32,6 +33,13 @@ CAST = {
     "jvp of convolutions and norms": lambda x, k: jvp(lambda x: BLOCK(x[None, None]), (x,), (x,))[1],
     "lstm": lambda x, k: RECURRENT(x[None])[0],
     "einsum": lambda x, k: torch.einsum("a,ab->b", x, W),
+    "pinv": lambda x, k: torch.linalg.pinv(torch.outer(x, x) + torch.eye(3)),
+    "pinv, hermitian": lambda x, k: torch.linalg.pinv(torch.outer(x, x) + torch.eye(3), hermitian=True),
+    "encoder layer": lambda x, k: ENCODER(torch.outer(x, W[0])[None]),
+    "attention": lambda x, k: ENCODER.self_attn(*[torch.outer(x, W[0])[None]] * 3)[0],
+    "jvp of an encoder layer": lambda x, k: jvp(ENCODER, (torch.outer(x, W[0])[None],), (torch.outer(x, W[1])[None],))[
+        0
+    ],
     "matrix_power": lambda x, k: torch.linalg.matrix_power(torch.outer(x, x), 3),
 }
 

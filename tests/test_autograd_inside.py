@@ -1,5 +1,6 @@
 """torch.autograd inside mapped and differentiated functions, and around them: what a loop over the lanes gives."""
 
+import functools
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import nn
 from torch.autograd import functional
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from tests.oracles import assert_same
@@ -431,6 +432,40 @@ def test_anomaly_mode_finds_the_lane():
         with pytest.raises(RuntimeError, match="returned nan values"):
             vmap(f)(xs)
     assert_same(vmap(f)(xs + 1), torch.zeros(2, 1))
+
+
+def _saved_by_policy(context, op, *args, **kwargs):
+    kept = op in (torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _of_one_kind(x, w):
+    return (x.sin() * w).cos().exp() * w.sum()
+
+
+def _of_two_kinds(x, w):
+    return (x.sin() * w).cos().exp() if x.sum() > 0 else (x.cos() * w).exp() * w.sum()
+
+
+def _inside(f, x, w):
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(f(leaf, w).sum(), leaf, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("body", [_of_one_kind, _of_two_kinds])
+def test_selective_checkpoint(body):
+    """In a mapped function, around one, and with a backward of the function's own."""
+    contexts = functools.partial(create_selective_checkpoint_contexts, _saved_by_policy)
+    kept = lambda f: lambda *args: checkpoint(f, *args, use_reentrant=False, context_fn=contexts)
+    f = kept(body)
+    want = outer_gradients(looped(body))
+    assert_same_outcome(outer_gradients(mapped(f)), want)
+    assert_same_outcome(outer_gradients(kept(mapped(body))), want)
+    xs, w = XS.clone(), W.clone()
+    slopes = torch.stack([_inside(body, x, w) for x in xs]).detach()
+    assert_same(vmap(grad(lambda x: f(x, w).sum()))(xs), slopes)
+    assert_same(grad(lambda xs: mapped(f)(xs, w).sum())(xs), slopes)
+    assert_same(vmap(lambda x: _inside(f, x, w))(xs), slopes)
 
 
 def test_reentrant_checkpoint():

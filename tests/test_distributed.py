@@ -1,4 +1,4 @@
-"""DDP-wrapped modules and DTensors inside transforms, in two processes of a gloo group."""
+"""DDP-wrapped modules, DTensors and collective operations inside transforms, in two processes of a gloo group."""
 
 import os
 import subprocess
@@ -10,6 +10,8 @@ import torch.distributed
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 NAMES = [
+    "collectives",
+    "refused_collectives",
     "ddp_functional",
     "ddp_forward",
     "ddp_backward",

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from lanewise import grad, jvp, vmap
+from lanewise import grad, jacfwd, jacrev, jvp, linearize, vmap
 
 XS = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 0.1
 Y = torch.linspace(0.2, 0.9, 5, dtype=torch.float64)
@@ -95,3 +95,57 @@ def test_a_tangent_of_another_shape():
 
     with pytest.raises(RuntimeError, match="Tensor is of size .5. while the given forward gradient is of size .3."):
         vmap(run)(XS)
+
+
+CAPTURED = {
+    "number": lambda c, x: c * 2 * x + 1,
+    "number alone": lambda c, x: 2 - c / 3,
+    "branch": lambda c, x: c * 2 * x if x.sum() > 2.5 else c * 3 + x,
+    "branch without it": lambda c, x: c.sin() if x.sum() > 2.5 else x * 3,
+    "loop": lambda c, x: sum((c**k * x for k in range(int(x[0] * 4))), c),
+    "item": lambda c, x: c * x[0].item(),
+    "written": lambda c, x: torch.zeros_like(x).copy_(c * 2) + x,
+}
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured(name, recorded):
+    """Also where it is tracked, and gradients go through both."""
+    f = CAPTURED[name]
+
+    def outcome(run):
+        leaf = Y.clone().requires_grad_(recorded)
+        with forward_ad.dual_level():
+            c = forward_ad.make_dual(leaf, leaf.cos())
+            value, tangent = forward_ad.unpack_dual(run(lambda x: f(c, x)))
+            if not recorded:
+                return value, tangent
+            return value, tangent, torch.autograd.grad(value.sin().sum() + tangent.sum(), leaf)[0]
+
+    want = outcome(lambda f: torch.stack([f(x) for x in XS]))
+    for run in (lambda f: vmap(f)(XS), lambda f: vmap(vmap(f))(XS.view(2, 2, 5)).flatten(0, 1)):
+        for got, each in zip(outcome(run), want, strict=True):
+            torch.testing.assert_close(got, each)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_jacobians_of_one_with_a_tangent(recorded):
+    def f(x):
+        return (x.sin() * Y).cumsum(0) * x.norm() + Y.exp()
+
+    x, v = XS[0], XS[1]
+    want = torch.autograd.functional.jacobian(f, x)
+    turned = torch.autograd.functional.jvp(lambda x: jacrev(f)(x), x, v)[1]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone().requires_grad_(recorded), v)
+        for transform in (jacfwd, jacrev, lambda f: lambda x: linearize_each(f, x)):
+            value, tangent = forward_ad.unpack_dual(transform(f)(dual))
+            torch.testing.assert_close(value, want)
+            torch.testing.assert_close(tangent, turned)
+
+
+def linearize_each(f, x):
+    push = linearize(f, x)[1]
+    return torch.stack([push(row) for row in torch.eye(5, dtype=torch.float64)], 1)

@@ -435,3 +435,73 @@ def test_promotion_keeps_the_layout_that_views_rely_on(strides: tuple[int, int])
 
     assert_same(vmap(f)(_x(4)), loop_vmap(f)(_x(4)))
     assert_same(vmap(vmap(f), in_dims=1)(_x(2, 3)), loop_vmap(loop_vmap(f), 1)(_x(2, 3)))
+
+
+PARTS = {
+    "imaginary": lambda z: z.conj().imag,
+    "real": lambda z: z.conj().real,
+    "by function": lambda z: torch.imag(z.conj()),
+    "part of the conjugate": lambda z: z.conj()[1:].imag,
+    "conjugate of a part": lambda z: z[1:].conj().imag,
+    "part of the part": lambda z: z.conj().imag[:1],
+    "adjoint": lambda z: z.view(1, 2).mH.imag,
+    "not lazy": lambda z: z.conj().conj().imag,
+}
+
+
+def _double(part):
+    part.mul_(2)
+
+
+def _fill(part):
+    part[0] = 5.0
+
+
+def _add_itself(part):
+    part.add_(part * 1)
+
+
+@pytest.mark.parametrize("write", [_double, _fill, _add_itself])
+@pytest.mark.parametrize("take", PARTS.values(), ids=PARTS)
+def test_parts_of_a_lazy_conjugate_are_views(take, write):
+    """What is written to either shows in the other, of lanes and of what is the same in all, with derivatives."""
+    xs = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]], dtype=torch.float64)
+    zs = torch.complex(xs, xs + 1)
+
+    def through_the_part(z):
+        z = z * 1
+        write(part := take(z))
+        return z + 0, part + 0
+
+    def through_the_whole(z):
+        z = z * 1
+        part = take(z)
+        z.mul_(2 - 1j)
+        return z + 0, part + 0
+
+    def captured(x):
+        z = torch.complex(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+        part = take(z)
+        part.mul_(x[0])
+        return z + 0, part + 0
+
+    for f, given in ((through_the_part, zs), (through_the_whole, zs), (captured, xs)):
+        wants = [torch.stack(parts) for parts in zip(*map(f, given))]
+        for got in (vmap(f)(given), vmap(f, -1)(given.T.contiguous()), vmap(vmap(f))(given[None])):
+            for out, want in zip(got, wants, strict=True):
+                assert torch.equal(out.view(want.shape), want)
+        if f is not through_the_whole:
+            _slopes_as_the_loop(f, given)
+
+
+def _slopes_as_the_loop(f, given):
+    def size(outs):
+        return sum((out.abs() ** 2).sum() for out in outs)
+
+    leaf = given.clone().requires_grad_()
+    (want,) = torch.autograd.grad(sum(size(f(x)) for x in leaf), leaf)
+    torch.testing.assert_close(grad(lambda given: size(vmap(f)(given)))(given), want)
+    torch.testing.assert_close(vmap(grad(lambda x: size(f(x))))(given), want)
+    for x, slope in zip(given, want):
+        pushed = jvp(lambda x: size(f(x)), (x,), (x,))[1]
+        torch.testing.assert_close(pushed, (slope.conj() * x).real.sum())

@@ -296,6 +296,13 @@ CheckpointFunction: Any = torch.utils.checkpoint.CheckpointFunction
 # Until torch 2.11, `checkpoint` keeps its arguments by a Function that is never pulled back: as they are, on any plane.
 CheckpointInputs = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
+# The modes of `create_selective_checkpoint_contexts`, which keep results and give them in place of computing again.
+SELECTIVE_CHECKPOINT_MODES: list[Any] = [
+    getattr(torch.utils.checkpoint, name)
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+    if hasattr(torch.utils.checkpoint, name)
+]
+
 
 def user_vmap_rule(op: Any) -> Callable | None:
     """The rule that a user gave a custom operator by `register_vmap`. Without it: the operator runs once per lane."""
@@ -411,6 +418,12 @@ def is_composition(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
 
 
+def keys_of_autocast() -> DispatchKeySet:
+    """Keys that cast where the operation was called whose handler runs: the user's code under autocast, or none."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        return AUTOCAST_KEYS - tls_exclude_set()
+
+
 def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A composition by torch's own kernel, as everywhere outside of inference mode.
 
@@ -422,9 +435,7 @@ def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     exclude = tls_exclude_set() - INSIDE_KEY_SET
     if not has_kernel_for_key(func.name(), "AutocastCPU"):
         # One that autocast does not cast itself: its parts are cast where the user's code runs under autocast.
-        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-            cast = AUTOCAST_KEYS - tls_exclude_set()
-        exclude = exclude - cast
+        exclude = exclude - keys_of_autocast()
     with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
         return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 

@@ -15,6 +15,15 @@ def two(x, y):
     return torch.stack([x, y])
 
 
+def diagonal(x, y):
+    return torch.diag(two(x, y))
+
+
+def written_part(y):
+    y[:1].sqrt_()
+    return y
+
+
 # An operation of x and w, and where a derivative of it is not finite.
 STEEP = {
     "sqrt": (lambda x, w: x.sqrt(), 0.0),
@@ -44,6 +53,24 @@ STEEP = {
     "linear": (lambda x, w: F.linear(two(1 / x, x), two(w, w)[None]).sum(), 0.0),
     "softmax": (lambda x, w: torch.softmax(two(x.log(), x.log() * w), 0)[0], 0.0),
     "det": (lambda x, w: torch.linalg.det(two(two(x, w), two(w * 0, x))).sqrt(), 0.0),
+    "svd": (lambda x, w: torch.linalg.svd(diagonal(x, x * w))[0].abs().sum(), 0.0),
+    "singular values": (lambda x, w: torch.linalg.svdvals(diagonal(x * w, 1 / x)).sum(), 0.0),
+    "eigh": (lambda x, w: torch.linalg.eigh(two(two(x, x), two(x, x * w)))[1].abs().sum(), 0.0),
+    "qr": (lambda x, w: torch.linalg.qr(diagonal(x, x * w))[1].abs().sum(), 0.0),
+    "slogdet": (lambda x, w: torch.slogdet(diagonal(x, w))[1], 0.0),
+    "cholesky": (lambda x, w: torch.linalg.cholesky_ex(diagonal(x.abs(), w))[0].sum(), 0.0),
+    "inverse": (lambda x, w: torch.linalg.inv_ex(diagonal(x, w))[0].sum(), 0.0),
+    "solve": (lambda x, w: torch.linalg.solve_ex(diagonal(x, w), two(w, w))[0].sum(), 0.0),
+    "lu": (lambda x, w: torch.linalg.lu_factor_ex(diagonal(x, w))[0].log().diagonal().sum(), 0.0),
+    "layer norm": (lambda x, w: F.layer_norm(two(x, x * w), (2,), eps=0.0)[0], 0.0),
+    "std and mean": (lambda x, w: torch.std_mean(torch.stack([x, -x, 2 * x]))[0], 0.0),
+    "several at once": (lambda x, w: torch._foreach_log([x, w])[0], 0.0),
+    "root in place": (lambda x, w: (x * 1).sqrt_(), 0.0),
+    "logarithm in place": (lambda x, w: (x * w).log_(), 0.0),
+    "power in place": (lambda x, w: (x * 1).pow_(w), 0.0),
+    "quotient in place": (lambda x, w: x.sin().div_(x), 0.0),
+    "product in place": (lambda x, w: (w * 1).mul_(1 / x), 0.0),
+    "part in place": (lambda x, w: written_part(two(x, w)).sum(), 0.0),
     "complex": (lambda x, w: torch.complex(x, x).log().real, 0.0),
 }
 
@@ -159,6 +186,8 @@ def same(got, want):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", STEEP)
 def test_first_and_second_derivatives(name, program, way):
+    if program is overwritten and name in ("singular values", "slogdet", "solve"):
+        pytest.skip("of a cotangent of zeros, torch's formulas make something else for one matrix than for several")
     op, at = STEEP[name]
 
     def f(x, w):

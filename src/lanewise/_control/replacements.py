@@ -366,6 +366,14 @@ def call_arithmetic(function: Callable, *args: Any) -> Any:
     return for_each_lane(function, *numbers)
 
 
+@stands_for(pow)
+def pow_(base: Any, exp: Any, mod: Any = None) -> Any:
+    """`pow(base, exp, mod)`; Python asks its first argument alone for a power with a modulus."""
+    if mod is None or not any(map(with_lanes, (base, exp, mod))):
+        return pow(base, exp, mod)
+    return for_each_lane(pow, *map(as_number, (base, exp, mod)))
+
+
 _ROUNDINGS = {
     math.floor: operator.methodcaller("__floor__"),
     math.ceil: operator.methodcaller("__ceil__"),

@@ -46,19 +46,24 @@ _HOLE = torch.empty(0)
 
 
 def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> Any:
-    """The result `[n, *S]` of an operation on the plane below, recorded anew where a derivative is not finite.
+    """What an operation gives on the plane below, of `[n, *S]`, recorded anew where a derivative is not finite.
 
     Args:
         level: The level whose lanes `level.lanes` have the rows.
         run: The operation, or a rule.
         args: Of a rule, `(level, args, kwargs)`; else the values below, of which those with lanes have the most dims.
-        out: The result, as it was recorded.
+        out: The result, or several, as they were recorded.
         begun: The number of the first node of that.
     """
-    if out.grad_fn is None or level.has_absent is None or forward_level() >= 0 or saved_tensor_hooks() is not None:
+    if level.has_absent is None or forward_level() >= 0 or saved_tensor_hooks() is not None:
         return out
+    several = type(out) in (tuple, list)
+    places = [
+        k for k, each in enumerate(out if several else (out,)) if isinstance(each, Tensor) and each.grad_fn is not None
+    ]
+    outs = [out[k] for k in places] if several else [out][: len(places)]
     with on_plane(None):
-        if not steep(out, begun):
+        if not any(steep(each, begun) for each in outs):
             return out
     by_rule = bool(args) and args[0] is level
     positional, named = args[1:] if by_rule else (args, {})
@@ -74,65 +79,73 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
     if not by_rule:
         rank = max(tensor.dim() for tensor in tensors)
         mapped = [tensor.dim() == rank for tensor in tensors]
-    if out._is_view() and any(out._base is (tensor._base if tensor._is_view() else tensor) for tensor in tensors):
+    bases = [tensor._base if tensor._is_view() else tensor for tensor in tensors]
+    if any(each._is_view() and any(each._base is base for base in bases) for each in outs):
         return out  # writes to it are to reach what it is a view of
     around = level
     while isinstance(around, BatchLevel):
         around.has_absent = around.has_absent is not None
         around = getattr(around, "outer", None)
-    return level.below(_anew, (level.lanes, run, holes if by_rule else holes[0], mapped, by_rule), out, tensors)
+    operation = (level.lanes, run, holes if by_rule else holes[0], mapped, by_rule, places if several else None)
+    anew = level.below(_anew, operation, outs, tensors)
+    if not several:
+        return anew[0]
+    replaced = dict(zip(places, anew))
+    return type(out)([replaced.get(k, each) for k, each in enumerate(out)])
 
 
-def _anew(operation: tuple, out: Tensor, tensors: list[Tensor]) -> Tensor:
+def _anew(operation: tuple, outs: list[Tensor], tensors: list[Tensor]) -> tuple:
     # Copies: what torch's formula does not need may be written to.
-    return apply_plainly(_OfPresent, operation, out, *[tensor.clone() for tensor in tensors])
+    return apply_plainly(_OfPresent, operation, len(outs), *outs, *[tensor.clone() for tensor in tensors])
 
 
 class _OfPresent(Function):
     """An operation on rows of lanes that goes back on those with a cotangent alone."""
 
     @staticmethod
-    def forward(ctx: Any, operation: tuple, out: Tensor, *tensors: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, operation: tuple, count: int, *tensors: Tensor) -> tuple:  # type: ignore[override]
         ctx.operation = operation
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors[count:])
+        ctx.count = count
         # What was found in the pass of that number, and in all passes that were recorded.
         ctx.task, ctx.found, ctx.recorded = -1, (), ()
-        return detached(out)
+        return tuple(map(detached, tensors[:count]))
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
-        lanes, run, holes, mapped, by_rule = ctx.operation
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple:  # type: ignore[override]
+        lanes, run, holes, mapped, by_rule, places = ctx.operation
         found = (*(ctx.found if ctx.task == current_graph_task_id() else ()), *ctx.recorded)
         rows = _rows(lanes, found)
-        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2 + ctx.count :]
         if rows is not None:
-            rows = rows.to(cotangent.device)
+            rows = rows.to(cotangents[0].device)
             tensors = [t.index_select(0, rows) if own else t for t, own in zip(tensors, mapped)]
-            cotangent = cotangent.index_select(0, rows)
-        size = cotangent.shape[0]
+            cotangents = tuple([cotangent.index_select(0, rows) for cotangent in cotangents])
+        size = cotangents[0].shape[0]
 
         def formula(*found: Tensor) -> tuple:
             given = iter(found)
             operands = [next(given) if need else tensor for tensor, need in zip(tensors, needed)]
-            return ((_by_rule if by_rule else _by_values)(run, holes, operands, mapped, size),)
+            out = (_by_rule if by_rule else _by_values)(run, holes, operands, mapped, size)
+            return (out,) if places is None else tuple([out[k] for k in places])
 
         inputs = tuple([tensor for tensor, need in zip(tensors, needed) if need])
         grads: list[Tensor | None] = [None] * len(tensors)
         for place, grad in zip(
-            [place for place, need in enumerate(needed) if need], pulled(formula, inputs, (cotangent,))
+            [place for place, need in enumerate(needed) if need], pulled(formula, inputs, cotangents)
         ):
             grads[place] = (
                 grad if grad is None or rows is None or not mapped[place] else _spread(grad, rows, lanes.size)
             )
-        return None, None, *grads
+        return None, None, *[None] * ctx.count, *grads
 
 
-def _by_values(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> Tensor:
+def _by_values(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> Any:
     given = iter(tensors)
     return run(*replace_tensors(lambda _: next(given), holes, {})[0])
 
 
-def _by_rule(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> Tensor:
+def _by_rule(run: Any, holes: tuple, tensors: Sequence[Tensor], mapped: list[bool], size: int) -> Any:
     given = iter(zip(tensors, mapped))
     with BatchLevel(size) as level:
 

@@ -168,9 +168,18 @@ class _Merge(Function):
 
     @staticmethod
     def forward(ctx: Any, level: LaneLevel, target: Target, pieces: list[Lanes], *values: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.level, ctx.pieces = level, pieces
+        ctx.level, ctx.target, ctx.pieces = level, target, pieces
         ctx.set_materialize_grads(False)  # no lane may have a cotangent
         return _with_grad(_merged, level, target, pieces, values)
+
+    @staticmethod
+    def jvp(ctx: Any, _level: Any, _target: Any, _pieces: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
+        like = next(tangent for tangent in tangents if tangent is not None)
+        filled = [
+            _for_lanes(ctx.level, piece, like.new_zeros, like.shape) if tangent is None else tangent
+            for tangent, piece in zip(tangents, ctx.pieces, strict=True)
+        ]
+        return merge_tensors(ctx.level, ctx.target, ctx.pieces, filled)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
@@ -261,6 +270,10 @@ class _Restrict(Function):
         ctx.level, ctx.lanes = level, lanes
         ctx.set_materialize_grads(False)
         return _with_grad(_restricted, level, value, lanes)
+
+    @staticmethod
+    def jvp(ctx: Any, _level: Any, tangent: Tensor, _lanes: Any) -> Tensor | None:  # type: ignore[override]
+        return restricted(ctx.level, tangent, ctx.lanes)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]

@@ -246,7 +246,10 @@ class LaneLevel(BatchLevel):
         """What an operation gives for the lanes that run, called as `below` is."""
         begun = next_node_number()
         out = self.below(run, *args)
-        return on_present_rows(self, run, args, out, begun) if isinstance(out, Tensor) and recorded(out) else out
+        if isinstance(out, Tensor):
+            return on_present_rows(self, run, args, out, begun) if recorded(out) else out
+        several = type(out) in (tuple, list) and any(isinstance(each, Tensor) and recorded(each) for each in out)
+        return on_present_rows(self, run, args, out, begun) if several else out
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         lanes = self._lanes

@@ -20,6 +20,7 @@ from lanewise._torch_compat import (
     ExcludeDispatchKeyGuard,
     ForceDispatchKeyGuard,
     dispatch_mode_count,
+    forward_level,
     include_key,
     is_any_autocast_enabled,
     is_grad_enabled,
@@ -271,6 +272,10 @@ def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
             return op(*args, **kwargs)
     if level.directions and level.parent is None:
+        if forward_level() >= 0:
+            # Autograd's kernel has called, which gives the result its tangent.
+            with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
+                return op(*args, **kwargs)
         return level.below(functools.partial(op, *args, **kwargs))
     out = level.factory(op, args, kwargs)
     return _once(level, out) if type(out) in (list, tuple) or level.owns(getattr(out, "value", None)) else out

@@ -8,9 +8,9 @@ from torch import Tensor, strided
 from lanewise._core.batch import BatchTensor
 from lanewise._core.hot import PLAIN, inert
 from lanewise._core.journal import keep
-from lanewise._core.plane import map_tensors, sync, wrap_unlifted
+from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of, tracked, wrap_unlifted
 from lanewise._core.rules import Rule
-from lanewise._torch_compat import OpOverload, fast_binding, is_any_autocast_enabled
+from lanewise._torch_compat import OpOverload, fast_binding, is_any_autocast_enabled, is_grad_enabled
 
 
 def choice_path(call: Callable) -> Callable:
@@ -110,6 +110,36 @@ def write_path(call: Callable) -> Callable:
                 return NotImplemented
         level.below(call, value, y)
         return x
+
+    return run
+
+
+# Operations whose derivative may be infinite.
+_STEEP = frozenset(
+    "acos acosh addcdiv addcmul asin atan2 atanh cosh digamma div erfinv exp exp2 expm1 hypot lgamma log log10 log1p "
+    "log2 logit mul pow reciprocal rsqrt sinh sqrt tan xlogy".split()
+)
+
+
+def copied_path(twin: OpOverload, path: Callable) -> Callable:
+    """`path` of an operation in place; what its twin gives, copied, where lanes have parted, with a history below.
+
+    That is recorded for the lanes alone that have a cotangent (absent.py), for which the operands must be there still.
+    """
+    name = twin._schema.name.removeprefix("aten::")
+    if name not in _STEEP:
+        return path
+
+    def run(args: Any, kwargs: dict) -> Any:
+        x = args[0]
+        if type(x) is not BatchTensor or x.level.lanes is None or x.home is not x.level.lanes or not is_grad_enabled():
+            return path(args, kwargs)
+        operands = tensors_of(args, kwargs)
+        if (name == "mul" and len(operands) < 2) or not any(map(tracked, operands)):
+            return path(args, kwargs)
+        before = x.clone()
+        args, kwargs = replace_tensors(lambda tensor: before if tensor is x else tensor, args, kwargs)
+        return x.copy_(twin(*args, **kwargs))
 
     return run
 

@@ -43,6 +43,17 @@ def _inside(value: Tensor) -> bool:
     return _away(1 - value.abs())
 
 
+def _apart(value: Tensor) -> bool:
+    """Whether no two numbers along the last dim are equal or close."""
+    gaps = (value.unsqueeze(-1) - value.unsqueeze(-2)).abs()
+    return _away(gaps + torch.eye(gaps.shape[-1], dtype=gaps.dtype, device=gaps.device))
+
+
+def _regular(value: Tensor) -> bool:
+    """Whether a triangular factor can be divided by."""
+    return _away(value.diagonal(0, -2, -1))
+
+
 # For each formula: what it has saved, and what that must be for the derivatives to be finite.
 _FORMULAS: dict[str, tuple[tuple[str, Callable[[Tensor], bool]], ...]] = {
     "AcosBackward0": (("self", _inside),),
@@ -69,6 +80,17 @@ _FORMULAS: dict[str, tuple[tuple[str, Callable[[Tensor], bool]], ...]] = {
     "HypotBackward0": (("result", _away),),
     "LerpBackward1": (("self", _finite), ("end", _finite), ("weight", _finite)),
     "LgammaBackward0": (("self", lambda x: _finite(x.digamma())),),
+    "LinalgCholeskyExBackward0": (("L", _regular),),
+    "LinalgDetBackward0": (("LU", _regular),),
+    "LinalgEigBackward0": (("eigenvalues", _apart),),
+    "LinalgEighBackward0": (("eigenvalues", _apart),),
+    "LinalgLuBackward0": (("U", _regular),),
+    "LinalgLuFactorExBackward0": (("LU", _regular),),
+    "LinalgLuSolveBackward0": (("LU", _regular), ("result", _finite)),
+    "LinalgQrBackward0": (("R", _regular),),
+    "LinalgSlogdetBackward0": (("LU", _regular),),
+    "LinalgSolveExBackward0": (("LU", _regular), ("result", _finite)),
+    "LinalgSvdBackward0": (("S", _away), ("S", _apart)),
     "LinalgVectorNormBackward0": (("result", _away),),
     "LinearBackward0": (("input", _finite), ("weight", _finite)),
     "Log10Backward0": (("self", _away),),
@@ -99,6 +121,7 @@ _FORMULAS: dict[str, tuple[tuple[str, Callable[[Tensor], bool]], ...]] = {
     "SpecialXlog1PyBackward0": (("self", _finite), ("other", lambda x: _away(1 + x))),
     "SqrtBackward0": (("result", _away),),
     "StdBackward0": (("result", _away),),
+    "StdMeanBackward0": (("result0", _away),),
     "TanBackward0": (("result", _not_large),),
     "XlogyBackward0": (("self", _finite), ("other", _away)),
 }
@@ -126,6 +149,8 @@ def steep(out: Tensor, begun: int) -> bool:
             if finite is None:
                 finite = _finite(_plain(out))
             flat = finite and (name != "DivBackward0" or _flat(node, "other", _away))
+        elif name == "CppFunction":  # of several tensors at once, and silent about what it has saved
+            flat = False
         elif name == "PowBackward0":
             flat = _power(node)
         elif name == "Atan2Backward0":

@@ -5,6 +5,7 @@ from lanewise._core.factories import see_operations_from_outside
 from lanewise._rules.batch import (  # noqa: F401
     attention,
     choosing,
+    collectives,
     conv,
     datadependent,
     einsum,

@@ -13,7 +13,13 @@ from lanewise._core.plane import tracked
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import is_grad_enabled
+from lanewise._torch_compat import (
+    ForceDispatchKeyGuard,
+    is_grad_enabled,
+    keys_of_autocast,
+    tls_exclude_set,
+    tls_include_set,
+)
 
 aten = torch.ops.aten
 
@@ -207,7 +213,17 @@ def multi_head_attention(
     return out, weights.mean(1) if average_attn_weights else weights
 
 
-decompose(aten._native_multi_head_attention.default, multi_head_attention)
+def _under_autocast(layer):
+    """A layer whose kernel asks torch for products, which autocast casts."""
+
+    def run(*args, **kwargs):
+        with ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - keys_of_autocast()):
+            return layer(*args, **kwargs)
+
+    return run
+
+
+decompose(aten._native_multi_head_attention.default, _under_autocast(multi_head_attention))
 
 
 def encoder_layer(
@@ -245,12 +261,15 @@ def encoder_layer(
     def norm_2(y):
         return F.layer_norm(y, [embed_dim], norm_weight_2, norm_bias_2, eps)
 
+    def added(y, x):
+        return (y + x).to(y.dtype)  # in place, in the kernel, which under autocast computes y in another dtype
+
     if norm_first:
         y = norm_1(x)
-        x = x + multi_head_attention(y, y, y, *attention)[0]
-        return x + feed_forward(norm_2(x))
-    x = norm_1(x + multi_head_attention(x, x, x, *attention)[0])
-    return norm_2(x + feed_forward(x))
+        x = added(multi_head_attention(y, y, y, *attention)[0], x)
+        return added(feed_forward(norm_2(x)), x)
+    x = norm_1(added(multi_head_attention(x, x, x, *attention)[0], x))
+    return norm_2(added(feed_forward(x), x))
 
 
-decompose(aten._transformer_encoder_layer_fwd.default, encoder_layer)
+decompose(aten._transformer_encoder_layer_fwd.default, _under_autocast(encoder_layer))

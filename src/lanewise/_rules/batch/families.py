@@ -14,8 +14,8 @@ from torch import Tensor
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
 from lanewise._core.hot import inert, pointwise_path, route
 from lanewise._core.journal import keep
-from lanewise._core.missing import lane_loop
-from lanewise._core.paths import choice_path, operands_path, paired_path, single_path, write_path
+from lanewise._core.missing import functional_twin, lane_loop
+from lanewise._core.paths import choice_path, copied_path, operands_path, paired_path, single_path, write_path
 from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
 from lanewise._core.rows import SUMS
 from lanewise._core.rules import Rule, overloads
@@ -42,7 +42,8 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
                 if rule.mutates
                 else pointwise_path(fast_binding(op), op in SUMS, op is aten.add.Tensor)
             )
-            route(op, _wide_path(op, short))
+            path, twin = _wide_path(op, short), functional_twin(op)
+            route(op, path if twin is None else copied_path(twin, path))
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
         elif op is aten.dot.default:

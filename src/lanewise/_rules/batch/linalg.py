@@ -9,6 +9,7 @@ from lanewise._core.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
+from lanewise._torch_compat import ForceDispatchKeyGuard, keys_of_autocast, tls_exclude_set, tls_include_set
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -225,7 +226,9 @@ def pinv(level, a, *, atol=None, rtol=None, hermitian=False):
     atol = next(aligned) if atol is not None else None
     rtol = next(aligned) if rtol is not None else None
     matrix = matrix if level.mapped(a) else matrix.expand(level.size, *matrix.shape)
-    return torch.linalg.pinv(matrix, atol=atol, rtol=rtol, hermitian=hermitian)
+    # The kernel asks torch for products, which autocast casts as those of one example.
+    with ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - keys_of_autocast()):
+        return torch.linalg.pinv(matrix, atol=atol, rtol=rtol, hermitian=hermitian)
 
 
 @lane_rule(aten.linalg_lstsq.default)

@@ -1,11 +1,15 @@
 """Views: the result shares storage with the operand on the plane below just as on this one."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
+from lanewise._core.factories import route_past
 from lanewise._core.hot import route
 from lanewise._core.paths import single_path, view_path
-from lanewise._core.plane import refit_in_place
+from lanewise._core.plane import Plane, refit_in_place, sync
 from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dim, shift_dims, too_few_dims
 from lanewise._torch_compat import fast_binding
@@ -152,12 +156,37 @@ def view_as_complex(level, x):
 
 @lane_rule(aten.view_as_real.default, raw=True)
 def view_as_real(level, x):
-    """x [B, *S] or [*S] complex -> [B, *S, 2] or [*S, 2]; a copy where a conjugation is due, which torch refuses"""
+    """x [B, *S] or [*S] complex -> [B, *S, 2] or [*S, 2]; a copy of a lazy conjugate, for kernels"""
     conjugated = x.value.is_conj()
     out = level.below(torch.view_as_real, x.value.resolve_conj() if conjugated else x.value)
     if x.mapped:
         return level.wrap(out)
     return level.adopt(out, None if conjugated else (x, aten.view_as_real.default, (), {}, None))
+
+
+def _conjugated(x: Any) -> Any:
+    """What a lazy conjugate, which its wrapper does not show, is the conjugate of; None for another tensor."""
+    part = x
+    while isinstance(part, Plane):
+        sync(part)
+        part = part.value
+    return x.conj() if part is not x and part.is_conj() else None
+
+
+def _real(x: Tensor) -> Any:
+    """The real part of a lazy conjugate, a view."""
+    plain = _conjugated(x)
+    return NotImplemented if plain is None else torch.view_as_real(plain).select(-1, 0)
+
+
+def _imag(x: Tensor) -> Any:
+    """The imaginary part of a lazy conjugate, a view: the lazy negative of another."""
+    plain = _conjugated(x)
+    return NotImplemented if plain is None else aten._neg_view.default(torch.view_as_real(plain).select(-1, 1))
+
+
+route_past(aten.real.default, _real)
+route_past(aten.imag.default, _imag)
 
 
 @lane_rule(aten.view.dtype)
