@@ -130,6 +130,37 @@ def truth_of_an_integer(x, k):
     return x * 5 if n is True else x * 2
 
 
+def of_tensors(x, k):
+    y = x
+    if x[0] > 0:
+        y = x * 2
+    return y * 3 if y is x else y * 5
+
+
+def of_chosen_tensors(x, k):
+    y = x if x[0] > 0 else x * 2
+    return y * 3 if y is not x else y * 5
+
+
+def of_a_tensor_in_a_list(x, k):
+    candidates = [x, x * 2, x + 1]
+    best = candidates[0]
+    for candidate in candidates:
+        if candidate.prod() > best.prod():
+            best = candidate
+    return best * 3 if best is candidates[0] else best * 5
+
+
+def of_a_sentinel(x, k):
+    nothing = object()
+    found = nothing
+    for v in x:
+        if v > 1:
+            found = v
+            break
+    return x if found is nothing else x * found
+
+
 def case_of_a_flag(x, k):
     match bool(x[0] > 0):
         case True:

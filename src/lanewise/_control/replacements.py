@@ -24,7 +24,7 @@ from lanewise._control.merging import join
 from lanewise._control.numbers import LaneNumber, for_each_lane, kind_of, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers
 from lanewise._core.joins import decide
-from lanewise._core.lanes import child, machine
+from lanewise._core.lanes import Restart, child, machine
 from lanewise._core.plane import Plane
 from lanewise._core.subscripts import get_item
 from lanewise._core.surface import Surface
@@ -335,10 +335,16 @@ def lacks(entry: Any, thing: Any) -> Any:
 @stands_for(operator.is_)
 def same(a: Any, b: Any) -> Any:
     """`a is b`. Python has one object for each truth value, and one for each small integer."""
-    if type(a) is not LaneNumber and type(b) is not LaneNumber:
-        return a is b
     if a is b:
         return True
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if machine.level is not None and (isinstance(a, Plane) or isinstance(b, Plane)):
+            raise Restart(
+                machine.level
+            )  # what lanes that came together hold is a new tensor, in place of one or the other
+        return False
+    if type(a) is not LaneNumber and type(b) is not LaneNumber:
+        return False
     kind = kind_of(a)
     return a == b if kind is kind_of(b) and (kind is bool or kind is int) else False
 
