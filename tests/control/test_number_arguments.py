@@ -1,5 +1,8 @@
 """Functions of torch whose arguments are Python numbers that differ from lane to lane, against the loop."""
 
+import collections
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +61,14 @@ CALLS = {
     "setit": lambda x, k: [(y := x.clone()), y.__setitem__(int(k), 9.0)][0],
     "setsl": lambda x, k: [(y := x.clone()), y.__setitem__(slice(0, int(k)), 9.0)][0],
     "tup": lambda x, k: x[None, int(k)],
+    "pool layer": lambda x, k: torch.nn.MaxPool1d(int(k))(x[None, None]).sum(),
+    "pool layer of planes": lambda x, k: torch.nn.MaxPool2d((1, int(k)))(x.view(1, 2, 2).repeat(1, 1, 2)).sum(),
+    "adaptive layer": lambda x, k: torch.nn.AdaptiveAvgPool1d(output_size=int(k))(x[None, None]).sum(),
+    "unfold layer": lambda x, k: torch.nn.Unfold((1, int(k)))(x[None, None, None]).sum(),
+    "slope layer": lambda x, k: torch.nn.LeakyReLU(float(k) * 0.1)(x),
+    "deque": lambda x, k: sum(collections.deque(x, maxlen=int(k))),
+    "permutations": lambda x, k: sum(a[0] for a in itertools.permutations(x, int(k))),
+    "seed of a generator": lambda x, k: x * torch.Generator().manual_seed(int(k)).initial_seed(),
     "ell": lambda x, k: x.view(2, 2)[..., int(k) % 2],
     "neg": lambda x, k: x[-int(k)],
     "step": lambda x, k: x[:: int(k)].sum(),

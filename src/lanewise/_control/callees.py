@@ -1,8 +1,11 @@
 """What converted code calls: the converted form of a function, a method or a module, or what stands in for it."""
 
 import bisect
+import collections
 import functools
 import heapq
+import itertools
+import opcode
 import operator
 import sys
 import types
@@ -18,7 +21,7 @@ from lanewise._control.changes import Parts, built, changes, changes_first, narr
 from lanewise._control.compiling import converted_code, instantiate
 from lanewise._control.iterators import reach_iterators
 from lanewise._control.merging import join
-from lanewise._control.numbers import one_number
+from lanewise._control.numbers import kind_of, one_number, one_truth
 from lanewise._control.source import Unsupported
 from lanewise._control.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.direct import METHODS
@@ -49,12 +52,16 @@ _known: dict[Any, Any] = {}
 
 # By code object of a function: what `_function` does with it.
 _ways: dict[types.CodeType, Any] = {}
-_PASS, _WRAPPER, _CALLBACKS, _APART = "pass", "wrapper", "callbacks", "apart"
+_PASS, _WRAPPER, _CALLBACKS, _APART, _BY_IDENTITY = "pass", "wrapper", "callbacks", "apart", "by identity"
+_IS_OP = opcode.opmap["IS_OP"]
 
 # Modules of libraries with functions that call their arguments.
 _CALLING = ("lanewise.", "torch._functorch.", "torch.autograd.functional", "torch.utils.checkpoint")
 # Modules of functions that are operations on tensors, or stand in for such.
 _OPERATIONS = ("torch.", "lanewise._core.")
+# Modules of classes, and classes, whose objects take no integers with lanes.
+_LAYERS = "torch.nn.modules."
+_TAKE_ONE = frozenset({collections.deque, itertools.permutations})
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _CACHED = type(functools.lru_cache(len))
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
@@ -88,6 +95,8 @@ def callee(func: Any) -> Any:
         stand_in = replaced.get(func)
         if stand_in is not None:
             return stand_in
+        if str(func.__module__).startswith(_LAYERS) or func in _TAKE_ONE:
+            func = functools.partial(_with_one_number, func)
         return functools.partial(built, func) if narrowed() else func
     if kind in _UNBOUND and (func.__name__ in MUTATING or func.__name__ in _SPECIAL):
         return functools.partial(changes_first, func)
@@ -120,6 +129,15 @@ def _with_key(func: Callable, *args: Any, **kwargs: Any) -> Any:
     return func(*map(one_number, args[:1]), *args[1:], **kwargs)
 
 
+def _with_one_number(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A class that keeps integers for functions which take no others: sizes of kernels, a length."""
+    return func(*map(_one_integer, args), **{name: _one_integer(arg) for name, arg in kwargs.items()})
+
+
+def _one_integer(value: Any) -> Any:
+    return one_number(value) if kind_of(value) is int or type(value) is tuple else value
+
+
 def _cached(func: Callable, *args: Any, **kwargs: Any) -> Any:
     """A function with a cache, which keeps its arguments as keys."""
     new_args = [one_number(arg) for arg in args]
@@ -142,6 +160,8 @@ def _function(func: types.FunctionType) -> Any:
         return functools.partial(call_with_numbers, func)
     if way is _WRAPPER:
         return _unwrapped(func)
+    if way is _BY_IDENTITY:
+        return functools.partial(_with_truths, func)
     if way is _CALLBACKS:
         return functools.partial(_with_callbacks, func)
     if narrowed() and not str(func.__globals__.get("__name__")).startswith(_OPERATIONS):
@@ -154,9 +174,23 @@ def _way(func: types.FunctionType) -> Any:
         if func.__closure__ and hasattr(func, "__wrapped__"):
             return _WRAPPER
         module = str(func.__globals__.get("__name__"))
-        return _CALLBACKS if module.startswith(_CALLING) and not module.startswith("lanewise._core.") else _PASS
+        if module.startswith(_CALLING) and not module.startswith("lanewise._core."):
+            return _CALLBACKS
+        return _BY_IDENTITY if _asks_by_identity(func.__code__) else _PASS
     code = converted_code(func)
     return _APART if isinstance(code, Unsupported) else code
+
+
+def _asks_by_identity(code: types.CodeType) -> bool:
+    """Whether a function may ask `flag is True`, of an argument say."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    asks = _IS_OP in code.co_code[::2] and any(constant is True or constant is False for constant in code.co_consts)
+    return asks or any(map(_asks_by_identity, inner))
+
+
+def _with_truths(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A function that runs as it was written, with one truth value for each that has lanes."""
+    return func(*map(one_truth, args), **{name: one_truth(arg) for name, arg in kwargs.items()})
 
 
 def _unwrapped(func: types.FunctionType) -> types.FunctionType:
@@ -271,7 +305,7 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _counted(runs: list[None], func: Callable, *args: Any, **kwargs: Any) -> Any:
     runs.append(None)
-    return func(*args, **kwargs)
+    return _with_truths(func, *args, **kwargs)
 
 
 def _joined(level: Any, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:

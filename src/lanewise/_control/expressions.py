@@ -160,6 +160,8 @@ class Expressions(ast.NodeTransformer):
     def comparison(self, node: ast.Compare, left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.expr:
         if isinstance(op, (ast.In, ast.NotIn)):
             out = call(runtime("contains" if isinstance(op, ast.In) else "lacks"), left, right)
+        elif isinstance(op, (ast.Is, ast.IsNot)) and not (_is_no_number(left) or _is_no_number(right)):
+            out = call(runtime("same" if isinstance(op, ast.Is) else "differs"), left, right)
         else:
             out = ast.Compare(left, [op], [right])
         return ast.copy_location(out, node)
@@ -260,6 +262,11 @@ def _is_constant(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp):
         return _is_constant(node.operand)
     return isinstance(node, ast.Constant)
+
+
+def _is_no_number(node: ast.expr) -> bool:
+    """Whether it is plain to see, as in `x is None`."""
+    return isinstance(node, ast.Constant) and not isinstance(node.value, (int, float, complex))
 
 
 def _targets(node: ast.expr) -> list[str]:

@@ -16,7 +16,16 @@ from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.numbers import one_number as key
 from lanewise._control.ranges import LaneRange, Sides
-from lanewise._control.replacements import contains, item, lacks, set_item
+from lanewise._control.replacements import (
+    contains,
+    differs,
+    item,
+    lacks,
+    same,
+    set_item,
+    singleton_false,
+    singleton_true,
+)
 from lanewise._control.selections import picked
 from lanewise._core.joins import decide
 from lanewise._core.lanes import (
@@ -35,6 +44,7 @@ __all__ = [
     "changes",
     "changes_outside",
     "contains",
+    "differs",
     "fn",
     "fused",
     "item",
@@ -42,7 +52,10 @@ __all__ = [
     "lacks",
     "made",
     "picked",
+    "same",
     "set_item",
+    "singleton_false",
+    "singleton_true",
 ]
 
 AssertionError = builtins.AssertionError

@@ -451,3 +451,8 @@ def one_number(value: Any) -> Any:
     if kind is slice:
         return slice(one_number(value.start), one_number(value.stop), one_number(value.step))
     return value
+
+
+def one_truth(value: Any) -> Any:
+    """A truth value with lanes resolved: code that runs as it was written may compare it by `is True`."""
+    return value.resolve() if type(value) is LaneNumber and value.kind is bool else value

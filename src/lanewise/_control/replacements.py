@@ -21,10 +21,10 @@ from lanewise._control.callees import fn, replaced, replaced_methods
 from lanewise._control.changes import changes, watched
 from lanewise._control.iterators import refuse_iterators
 from lanewise._control.merging import join
-from lanewise._control.numbers import LaneNumber, for_each_lane, nested_numbers, number_of, one_number
+from lanewise._control.numbers import LaneNumber, for_each_lane, kind_of, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers
 from lanewise._core.joins import decide
-from lanewise._core.lanes import child, machine
+from lanewise._core.lanes import Restart, child, machine
 from lanewise._core.plane import Plane
 from lanewise._core.subscripts import get_item
 from lanewise._core.surface import Surface
@@ -330,6 +330,46 @@ def lacks(entry: Any, thing: Any) -> Any:
     """`entry not in thing`"""
     found = contains(entry, thing)
     return found == 0 if isinstance(found, LaneNumber) else not found
+
+
+@stands_for(operator.is_)
+def same(a: Any, b: Any) -> Any:
+    """`a is b`. Python has one object for each truth value, and one for each small integer."""
+    if a is b:
+        return True
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if machine.level is not None and (isinstance(a, Plane) or isinstance(b, Plane)):
+            raise Restart(
+                machine.level
+            )  # what lanes that came together hold is a new tensor, in place of one or the other
+        return False
+    if type(a) is not LaneNumber and type(b) is not LaneNumber:
+        return False
+    kind = kind_of(a)
+    return a == b if kind is kind_of(b) and (kind is bool or kind is int) else False
+
+
+@stands_for(operator.is_not)
+def differs(a: Any, b: Any) -> Any:
+    """`a is not b`"""
+    found = same(a, b)
+    return found == 0 if isinstance(found, LaneNumber) else not found
+
+
+class _Singleton:
+    """What `True` and `False` are as patterns of a `match`, which compares by `is`."""
+
+    __slots__ = ("value",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> Any:
+        return same(other, self.value)
+
+
+singleton_true, singleton_false = _Singleton(True), _Singleton(False)
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lanewise._control.numbers import one_number
 from lanewise._core.same_draws import histories
 
 
@@ -19,7 +20,7 @@ def seeds(func: Callable, generator: torch.Generator | None, *args: Any, **kwarg
     found = histories(generator)
     for _, history in found:
         history.leave()
-    out = func(*args, **kwargs)
+    out = func(*map(one_number, args), **kwargs)
     for level, history in found:
         history.move(level, level.lanes)
     return out

@@ -327,6 +327,7 @@ class _Rewriter(Expressions):
         unsure = set(stores([node]))
         for case in node.cases:
             self.known = before | set(stores([case.pattern]))
+            case.pattern = _Patterns().visit(case.pattern)
             if case.guard is not None:
                 case.guard = self.visit(case.guard)
             case.body = self.block(case.body)
@@ -410,6 +411,15 @@ class _Rewriter(Expressions):
         except Unsupported:
             return
         node.body = twin.body  # type: ignore[assignment]
+
+
+class _Patterns(ast.NodeTransformer):
+    """The patterns of a `match`: `True` and `False` are compared as numbers of lanes are."""
+
+    def visit_MatchSingleton(self, node: ast.MatchSingleton) -> ast.pattern:
+        if node.value is None:
+            return node
+        return ast.copy_location(ast.MatchValue(runtime(f"singleton_{str(node.value).lower()}")), node)
 
 
 def _return_noted() -> ast.stmt:

@@ -325,7 +325,9 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
         if not rows.shape[0]:
             one = level.answers is not None and level.answers.next()
             return torch.full(rows.shape[1:], one, dtype=rows.dtype, device=rows.device)
-        same = ((rows == first) | ((rows != rows) & (first != first))).reshape(rows.shape[0], -1).all(1)
+        same = rows == first
+        if rows.is_floating_point() or rows.is_complex():
+            same |= (rows != rows) & (first != first)
         if bool(same.all()):
             return rows[0]
         if not isinstance(level, LaneLevel):

@@ -4,7 +4,7 @@ of distributions."""
 import torch
 
 from lanewise._core.batch import BatchLevel
-from lanewise._rules.batch.families import decompose, lane_rule, leading
+from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._torch_compat import current_graph_task_id
 
 aten = torch.ops.aten
@@ -47,10 +47,6 @@ def is_any_true(level: BatchLevel, x):
     if current_graph_task_id() != -1 and torch.is_anomaly_check_nan_enabled():
         return level.adopt(level.below(torch.any, level.physical(x)))
     return level.wrap(level.below(torch.any, level.expanded(x).flatten(1), 1))
-
-
-# torch.distributions asks this of its parameters.
-decompose(aten._is_all_true.default, lambda x: x.all())
 
 
 @lane_rule(aten._assert_async.default, aten._assert_async.msg, raw=True)

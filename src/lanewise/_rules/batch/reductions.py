@@ -43,6 +43,7 @@ along_dims(
     aten.var.correction,
     aten.var_mean.correction,
 )
+full_reduction(aten._is_all_true.default, aten.all.dim)  # torch.distributions asks it of each parameter
 full_reduction(aten.all.default, aten.all.dim)
 full_reduction(aten.any.default, aten.any.dim)
 full_reduction(aten.mean.default, aten.mean.dim)
