@@ -16,7 +16,7 @@ from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.numbers import one_number as key
 from lanewise._control.ranges import LaneRange, Sides
-from lanewise._control.replacements import contains, item, lacks, set_item
+from lanewise._control.replacements import contains, gradient, item, lacks, set_item
 from lanewise._control.selections import picked
 from lanewise._core.joins import decide
 from lanewise._core.lanes import (
@@ -37,6 +37,7 @@ __all__ = [
     "contains",
     "fn",
     "fused",
+    "gradient",
     "item",
     "key",
     "lacks",
