@@ -210,3 +210,171 @@ def test_numbers_of_lanes_around(write):
     out = vmap(lambda x, i: vmap(lambda j: f(x, i, j))(columns))(xs, rows)
     want = torch.stack([torch.stack([f(x, i, j) for j in columns]) for x, i in zip(xs, rows)])
     torch.testing.assert_close(out, want)
+
+
+# --- what is written to x shows in x[i] ------------------------------------------------------------------------------
+
+
+def _another_row(x, i, j, v):
+    row = x[i]
+    x[j] = v
+    return row
+
+
+def _whole(x, i, j, v):
+    row = x[i]
+    x.mul_(2)
+    return row
+
+
+def _whole_by_lanes(x, i, j, v):
+    row = x[i]
+    x.add_(v)
+    return row
+
+
+def _exchanged(x, i, j, v):
+    a, b = x[i], x[j]
+    x[i] = b
+    x[j] = a
+    return a - b
+
+
+def _element_of_a_row(x, i, j, v):
+    row = x[i]
+    element = row[j]
+    x[i] = v
+    return row + element
+
+
+def _row_itself(x, i, j, v):
+    row = x[i]
+    x[i] += v
+    return row
+
+
+def _part_of_the_row(x, i, j, v):
+    row = x[i]
+    x[i][0] = v
+    return row
+
+
+def _through_a_view(x, i, j, v):
+    row = x[i]
+    x[1:].zero_()
+    return row
+
+
+def _row_of_a_view(x, i, j, v):
+    row = x[1:][i.clamp(0, 1)]
+    x[j] = v
+    return row
+
+
+def _both(x, i, j, v):
+    row = x[i]
+    x[j] = v
+    row[0] = 3.0
+    x[j] = row * 2
+    return row
+
+
+def _in_a_branch(x, i, j, v):
+    row = x[i]
+    if v > 0:
+        x[i] = v
+    else:
+        x[j] = -v
+    return row
+
+
+def _in_a_loop(x, i, j, v):
+    row = x[i]
+    for k in range(int(j) % 3):
+        x[k] = v + k
+    return row
+
+
+def _view_of_the_row(x, i, j, v):
+    part = x[i][1:]
+    x[i] = v
+    return part
+
+
+def _column_of_rows(x, i, j, v):
+    column = x[:, j]
+    x[i] = v
+    return column
+
+
+def _by_an_index(x, i, j, v):
+    row = x[i]
+    x.index_fill_(0, i % 3, 7.0)
+    return row
+
+
+SHOWN = [
+    _another_row,
+    _whole,
+    _whole_by_lanes,
+    _exchanged,
+    _element_of_a_row,
+    _row_itself,
+    _part_of_the_row,
+    _through_a_view,
+    _row_of_a_view,
+    _both,
+    _in_a_branch,
+    _in_a_loop,
+    _view_of_the_row,
+    _column_of_rows,
+    _by_an_index,
+]
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("uniform", [False, True], ids=["lanes", "same in all"])
+@pytest.mark.parametrize("program", SHOWN, ids=lambda p: p.__name__)
+def test_writes_to_the_source_show(program, uniform):
+    """In values and derivatives, where `x` has lanes and where it gets them by the write."""
+    generator = torch.Generator().manual_seed(0)
+    xs = torch.randn(5, 3, 3, dtype=D, generator=generator)
+    i, j = torch.tensor([0, 1, -1, 0, 1]), torch.tensor([1, 1, 0, 2, -2])
+    vs = torch.tensor([1.5, -2, 3, -0.5, 2], dtype=D)
+
+    def f(x, i, j, v):
+        x = torch.arange(9.0, dtype=D).view(3, 3).clone() if uniform else x * 1
+        return program(x, i, j, v) * 1 + x.sum() * v
+
+    want = torch.stack([f(*row) for row in zip(xs, i, j, vs)])
+    for _ in range(2):
+        torch.testing.assert_close(vmap(f)(xs, i, j, vs), want)
+    torch.testing.assert_close(vmap(f, chunk_size=2)(xs, i, j, vs), want)
+    torch.testing.assert_close(vmap(vmap(f))(xs[None], i[None], j[None], vs[None])[0], want)
+
+    def total(x, i, j, v):
+        return f(x, i, j, v).sin().sum()
+
+    leaves = xs.clone().requires_grad_(), vs.clone().requires_grad_()
+    whole = sum(total(*row) for row in zip(leaves[0], i, j, leaves[1]))
+    want = torch.autograd.grad(whole, leaves, materialize_grads=True)
+    torch.testing.assert_close(vmap(grad(total, (0, 3)))(xs, i, j, vs), want)
+    torch.testing.assert_close(grad(lambda x, v: vmap(total)(x, i, j, v).sum(), (0, 1))(xs, vs), want)
+    pushed = vmap(lambda x, i, j, v: jvp(lambda x, v: total(x, i, j, v), (x, v), (x, v))[1])(xs, i, j, vs)
+    torch.testing.assert_close(pushed.sum(), sum((slope * x).sum() for slope, x in zip(want, (xs, vs))))
+
+
+def test_assignments_while_a_row_is_in_use_run_the_function_once():
+    runs = []
+
+    def f(x, i, v):
+        runs.append(1)
+        y = x * 1
+        for _ in range(3):
+            row = y[i]
+            y[i] = row + v
+        return y
+
+    x, i, _, v = _examples()
+    torch.testing.assert_close(vmap(f)(x, i, v), torch.stack([f(*row) for row in zip(x, i, v)]))
+    assert len(runs) == 1 + len(x)

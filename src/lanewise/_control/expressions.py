@@ -235,6 +235,8 @@ class Expressions(ast.NodeTransformer):
         node.value = self.visit(node.value)
         if not isinstance(node.ctx, ast.Load):
             node.value = ast.copy_location(call(runtime("changes"), node.value, ast.Constant(True)), node.value)
+        elif node.attr == "grad":
+            return ast.copy_location(call(runtime("gradient"), node.value), node)
         return node
 
     def comprehension(self, node: Any) -> Any:

@@ -19,6 +19,7 @@ from lanewise._control.ranges import LaneRange, Sides
 from lanewise._control.replacements import (
     contains,
     differs,
+    gradient,
     item,
     lacks,
     same,
@@ -47,6 +48,7 @@ __all__ = [
     "differs",
     "fn",
     "fused",
+    "gradient",
     "item",
     "key",
     "lacks",

@@ -23,7 +23,9 @@ from lanewise._control.iterators import refuse_iterators
 from lanewise._control.merging import join
 from lanewise._control.numbers import LaneNumber, for_each_lane, kind_of, nested_numbers, number_of, one_number
 from lanewise._control.tensor_calls import call_with_numbers
-from lanewise._core.joins import decide
+from lanewise._core.autograd import gradient_before
+from lanewise._core.hot import PLAIN
+from lanewise._core.joins import decide, given_to_running
 from lanewise._core.lanes import Restart, child, machine
 from lanewise._core.plane import Plane
 from lanewise._core.subscripts import get_item
@@ -301,6 +303,14 @@ def item(thing: Any, index: Any) -> Any:
 def _elsewhere(level: Any, lanes: Any, index: LaneNumber, value: Any) -> Tensor:
     level.lanes = lanes
     return (index != value).value
+
+
+def gradient(thing: Any) -> Any:
+    """`thing.grad`: of a leaf from outside, what it was before in lanes that have called no backward pass."""
+    found = thing.grad
+    if found is None or type(thing) not in PLAIN or machine.level is None or given_to_running(found):
+        return found
+    return gradient_before(thing)
 
 
 def set_item(value: Any, thing: Any, index: Any) -> None:

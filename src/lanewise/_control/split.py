@@ -24,7 +24,7 @@ from lanewise._core.plane import recorded, tracked
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
-from lanewise._transforms.parting import check_lost, code_of
+from lanewise._transforms.parting import check_lost, code_of, remember
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
 from lanewise.errors import SlowPathWarning, warn_at_user_line
@@ -88,8 +88,7 @@ def run_apart(
             if held is not None:
                 held.put_back()
             flat = flat and restart.flat
-            if level.hooked:
-                hooked.add(code)
+            remember(level, code)
             if not restart.structured:
                 func = None
                 _as_written.add(code)

@@ -20,7 +20,7 @@ from lanewise._core.graphs import lane_by_lane, node_of, order, through_argument
 from lanewise._core.joins import merge_tensors
 from lanewise._core.lane_level import LaneLevel, completed
 from lanewise._core.lanes import Lanes, OperationFailed, Target, machine
-from lanewise._core.level import current_level
+from lanewise._core.level import current_level, live_levels
 from lanewise._core.plane import Plane, at_home, escaped, recorded, sync, tracked
 from lanewise._torch_compat import (
     AccumulateGrad,
@@ -217,6 +217,15 @@ def accumulate_per_lane(
                 entry.version = 0 if entry.grad is None else entry.grad._version
         for key in [key for key, entry in entries.items() if entry.added is None]:
             del entries[key]
+
+
+def gradient_before(leaf: Tensor) -> Tensor | None:
+    """The gradient that a leaf from outside had before lanes of the innermost level that shows theirs added to it."""
+    for level in reversed(live_levels()):
+        entry = _shown.get(level, {}).get(id(leaf))
+        if entry is not None:
+            return entry.base
+    return None
 
 
 def _noting(level: BatchLevel, entry: _Shown) -> Any:

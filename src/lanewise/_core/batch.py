@@ -115,6 +115,7 @@ class BatchLevel(Level):
         by_number: Whether lanes part by the numbers that they index with, so that there are none.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
+        shows: Whether a write was seen that such a copy, in use, lacked.
         hooked: Whether each tensor has a value of its own, for hooks that are set after it has been used (hooked.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
@@ -127,6 +128,7 @@ class BatchLevel(Level):
     all_lanes: Any = None
     picked: Any = None
     by_number = False
+    shows = False
     hooked = False
     has_absent: bool | None = False
     answers: Any = None
@@ -357,6 +359,9 @@ class BatchLevel(Level):
         below_args, below_kwargs = replace_tensors(self.physical, args, kwargs)
         if not rule.mutates and any(operand.layout is not torch.strided for operand in operands):
             return run_with_layouts(self, func, below_args, below_kwargs)
+        if rule.mutates and self.picked:
+            for position, name in written_arguments(func):
+                map_tensors(lambda t: note_write(self, t), argument(args, kwargs, position, name))
         out = self.below(lambda: func(*below_args, **below_kwargs))
         if rule.mutates:
             return written_results(func, args, kwargs)

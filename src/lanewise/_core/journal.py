@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.lanes import Lanes
+from lanewise._core.lanes import Disagreement, Lanes, Restart, machine
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, detached, tracked, versioned
 from lanewise._torch_compat import preserve_version
@@ -35,9 +35,20 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
 
 
 def note_write(level: Any, value: Tensor) -> None:
-    """Before a write to `value`, or to a copy of it for more lanes: it may be a copy that stands for a view."""
-    if level.picked is not None and (picked := level.picked.get(memory(value))) is not None:
+    """Before a write to `value`, or to a copy of it for more lanes: it may be a copy that stands for a view.
+
+    Or such a copy may be in use that stands for a view of it. Where no assignment writes, which takes that anew, the
+    `vmap` starts again.
+    """
+    if not level.picked:
+        return
+    place = memory(value)
+    if (picked := level.picked.get(place)) is not None:
         picked.written = True
+    if not machine.assigning and not machine.together and level.journal is not None:
+        if any(each.shows(place) for each in list(level.picked.values())):
+            level.shows = True
+            raise Restart(level) if hasattr(level, "root") else Disagreement(level)
 
 
 class Journal:

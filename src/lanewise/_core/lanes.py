@@ -422,6 +422,7 @@ class Machine(threading.local):
         level: The innermost level whose function runs converted, None if there is none.
         boundaries: The open boundaries, innermost last.
         raised: The Disagreements and Restarts that have not come to their `vmap` yet.
+        assigning: Above zero while an assignment to `x[i]` writes.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
         partings: How often lanes have parted.
     """
@@ -429,7 +430,7 @@ class Machine(threading.local):
     def __init__(self) -> None:
         self.level: Any = None
         self.boundaries: list[Boundary] = []
-        self.together = 0
+        self.together = self.assigning = 0
         self.partings = 0
         self.raised: list[tuple] = []
 

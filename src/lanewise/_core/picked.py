@@ -1,7 +1,8 @@
 """`x[i]` with a number of each lane: what torch gives is a view, what lanes give is a copy.
 
 A write to the copy would be missing in `x`. Where it is an assignment to a part of it, as in `table[i][j] = v`, it is
-made in `x`, too. Any other starts the `vmap` again, in which lanes then part by their numbers: there, `x[i]` is a view.
+made in `x`, too. A write to `x` would be missing in the copy. Where it is an assignment, the copies in use are taken
+anew. Any other write starts the `vmap` again, in which lanes then part by their numbers: there, `x[i]` is a view.
 """
 
 import weakref
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.journal import memory
-from lanewise._core.plane import Plane
+from lanewise._core.level import live_levels
+from lanewise._core.plane import Plane, sync
 
 # Code of functions whose lanes part by the numbers that they index with.
 by_number: set[Any] = set()
@@ -33,6 +35,14 @@ class Picked:
         self.source = source
         self.entries = entries
         self.written = False
+
+    def shows(self, place: int) -> bool:
+        """Whether a write to the memory at an address is to show in the copy."""
+        if self.copy() is None or self.written:
+            return False
+        if isinstance(self.source, Plane):
+            sync(self.source)
+        return memory(self.source) == place
 
 
 def note(copy: Tensor, source: Tensor, entries: tuple) -> None:
@@ -64,6 +74,17 @@ def picked_as(tensor: Any) -> list[Picked]:
 def lost(level: BatchLevel) -> bool:
     """Whether a copy was written to that has not gone into its source."""
     return level.picked is not None and any(each.written for each in level.picked.values())
+
+
+def shown_in(tensor: Tensor, but: Any) -> list[Picked]:
+    """The copies in use, but one, that stand for views of the memory of a tensor that was written to."""
+    found = []
+    for level in live_levels():
+        picked = getattr(level, "picked", None)
+        if picked:
+            place = memory(tensor)
+            found += [each for each in list(picked.values()) if each.shows(place) and each.copy() is not but]
+    return found
 
 
 def _levels(tensor: Any) -> list[BatchLevel]:

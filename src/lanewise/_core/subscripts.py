@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.picked import Picked, note, parts_by_number, picked_as
+from lanewise._core.lanes import machine
+from lanewise._core.picked import Picked, note, parts_by_number, picked_as, shown_in
 from lanewise._core.plane import Plane, sync
 from lanewise._torch_compat import fast_binding
 
@@ -31,14 +32,7 @@ def get_item(x: Tensor, index: Any) -> Tensor:
         return _get(x, index)
     if parts_by_number(entries):
         return _get(x, tuple([int(entry) if _is_lane_number(entry) else entry for entry in entries]))
-    if count == len(entries) <= x.dim():
-        out = _index(x, [_wide(entry) for entry in entries])
-    else:
-        places, rest, _ = _split(x, entries)
-        used = [dim for dim, place in enumerate(places) if place is not None]
-        front = used[0] if used[-1] - used[0] + 1 == len(used) else 0
-        picked = _get(x, tuple([slice(None) if place is None else place.unsqueeze(0) for place in places]))
-        out = _get(picked.squeeze(front), rest)
+    out = _picked(x, entries)
     if all(
         entry is None or isinstance(entry, (slice, int)) or entry is Ellipsis or not entry.dim() for entry in entries
     ):
@@ -46,11 +40,27 @@ def get_item(x: Tensor, index: Any) -> Tensor:
     return out
 
 
+def _picked(x: Tensor, entries: tuple) -> Tensor:
+    """`x[entries]`, some of which are numbers of each lane."""
+    if len(entries) <= x.dim() and all(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries):
+        return _index(x, [_wide(entry) for entry in entries])
+    places, rest, _ = _split(x, entries)
+    used = [dim for dim, place in enumerate(places) if place is not None]
+    front = used[0] if used[-1] - used[0] + 1 == len(used) else 0
+    picked = _get(x, tuple([slice(None) if place is None else place.unsqueeze(0) for place in places]))
+    return _get(picked.squeeze(front), rest)
+
+
 def set_item(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
     # Asked first: a copy that gets lanes when it is written to is another one.
     picked = picked_as(x)
-    _set_item(x, index, value)
+    machine.assigning += 1
+    try:
+        _set_item(x, index, value)
+        _take_anew(x, value)
+    finally:
+        machine.assigning -= 1
     if isinstance(value, Plane):
         entries = index if type(index) is tuple else (index,)
         known = picked_as(value)
@@ -60,6 +70,15 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     if picked:
         set_item(picked[0].source, picked[0].entries, x)
         _assigned(picked)
+
+
+def _take_anew(x: Tensor, but: Any) -> None:
+    """Copies that stand for views of what was written to, but for what was assigned."""
+    for each in shown_in(x, but):
+        copy: Any = each.copy()
+        copy.copy_(_picked(each.source, each.entries))
+        each.written = False
+        _take_anew(copy, but)
 
 
 def _assigned(picked: list[Picked]) -> None:

@@ -65,6 +65,14 @@ def parts(code: Any) -> bool:
     return code in parted or type(current_level()) in (LaneLevel, HookedLevel)
 
 
+def remember(level: BatchLevel, code: Any) -> None:
+    """A function starts again that needs a level of another kind: from now on it has one."""
+    if level.hooked:
+        hooked.add(code)
+    if level.shows:
+        by_number.add(code)
+
+
 def check_lost(level: BatchLevel, code: Any) -> None:
     """At the end of a function: what it wrote to copies that stand for views must have gone into what they were of."""
     if level.picked is not None and lost(level):
@@ -91,8 +99,7 @@ def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before
         raise error
     else:
         parted.add(code)
-        if level.hooked:
-            hooked.add(code)
+        remember(level, code)
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
     if held is not None:
