@@ -14,6 +14,7 @@ from lanewise._control import masked_calls, masks
 from lanewise._control.masked_calls import form_of, run_masked
 from lanewise._core import rows
 from lanewise._core.lanes import machine
+from lanewise._transforms.parting import runner
 from tests.control.cheap_programs import program
 
 D = torch.float64
@@ -518,6 +519,34 @@ def test_what_is_recorded() -> None:
         if want[0].requires_grad:
             found = [torch.autograd.grad(each[0].sum(), leaf)[0] for each in (got, want)]
             torch.testing.assert_close(*found)
+
+
+def test_numbers_that_are_returned(monkeypatch) -> None:
+    """Where lanes differ, and where all return one number, the result is what it is where they part."""
+
+    def f(x: Tensor) -> float:
+        return 0.0 if x < 0 else 1.5
+
+    def g(x: Tensor) -> float:
+        if x < 0:
+            return 2
+        return -1
+
+    def h(x: Tensor) -> tuple:
+        if x < 0:
+            return x, 1.0
+        return x * 2, x
+
+    batches = [XS, XS.abs() + 1, -XS.abs() - 1, XS]
+    for each in (f, g, h):
+        results = [vmap(each)(xs) for xs in batches]
+        assert form_of(each).below == math.inf  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "masked", lambda *_: None)
+            wants = [vmap(each)(xs) for xs in batches]
+        for result, want in zip(results, wants):
+            torch.testing.assert_close(result, want, rtol=0, atol=0)
+            assert type(result) is type(want)
 
 
 def test_a_result_that_is_not_used() -> None:

@@ -178,7 +178,10 @@ class _Run:
             # Of what fails for a lane that does not come there, the lane is to know nothing.
             form.below = 0
             return None
-        found = tuple([self._result(each) for each in (out if type(out) is tuple else (out,))])
+        given = out if type(out) is tuple else (out,)
+        if any(type(each) in (int, float) for each in given):
+            return None  # all lanes have returned this number
+        found = tuple([self._result(each) for each in given])
         if not found or any(each is None for each in found):
             form.below = 0
             return None

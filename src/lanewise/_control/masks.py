@@ -227,8 +227,8 @@ class Masks:
             return yes
         if mask is False:
             return no
-        if self.recording and is_recorded(yes) is not is_recorded(no):
-            # Where no lane takes the side that is recorded, nothing is.
+        if _kind(yes) or _kind(no) or is_recorded(yes) is not is_recorded(no):
+            # Where all lanes take the side of a number, or one that is not recorded, so is what they have.
             count = int(mask.count_nonzero())
             if count in (0, self.size):
                 return yes if count else no
