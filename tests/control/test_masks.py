@@ -14,6 +14,7 @@ from lanewise._control import masked_calls, masks
 from lanewise._control.masked_calls import form_of, run_masked
 from lanewise._core import rows
 from lanewise._core.lanes import machine
+from lanewise._transforms.parting import runner
 from tests.control.cheap_programs import program
 
 D = torch.float64
@@ -169,7 +170,7 @@ def choices(request, monkeypatch) -> None:
 
 def masked(f: Callable, *args: Tensor) -> Tensor:
     """The result with masks, which are to give one."""
-    out = run_masked(f, args, (0,) * len(args), len(args[0]))
+    out = run_masked(f, args, (0,) * len(args))
     assert out is not None
     return out
 
@@ -327,7 +328,7 @@ def promotes(x: Tensor) -> Tensor:
 
 def test_an_operation_that_fails_for_lanes_that_do_not_come_there() -> None:
     ns = torch.tensor([0, 1, 5, 0, -3])
-    assert run_masked(divides, (ns,), (0,), 5) is None
+    assert run_masked(divides, (ns,), (0,)) is None
     for _ in range(2):
         assert torch.equal(vmap(divides)(ns), loop(divides, ns).long())
 
@@ -335,7 +336,7 @@ def test_an_operation_that_fails_for_lanes_that_do_not_come_there() -> None:
 def test_a_loop_that_few_lanes_go_on_with(monkeypatch) -> None:
     monkeypatch.setattr(masks, "_ROUNDS", 2)
     xs = torch.tensor([0.0, 0.0, 0.00101], dtype=D)
-    assert run_masked(wanders, (xs,), (0,), 3) is None
+    assert run_masked(wanders, (xs,), (0,)) is None
     form = form_of(wanders)
     assert form is not None and form.below == 3
     torch.testing.assert_close(vmap(wanders)(xs), loop(wanders, xs))
@@ -372,7 +373,7 @@ def wrapped(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("f", [takes_a_tensor, writes, asks, unbound, promotes, wrapped], ids=lambda f: f.__name__)
 def test_other_functions(f: Callable) -> None:
-    served = run_masked(f, (XS,), (0,), len(XS)) is not None
+    served = run_masked(f, (XS,), (0,)) is not None
     assert served == (f is wrapped)
     if f is promotes:
         return  # lanes return different dtypes
@@ -383,17 +384,17 @@ def test_other_functions(f: Callable) -> None:
 def test_a_name_that_stands_for_something_else(monkeypatch) -> None:
     ones = torch.ones(len(XS), dtype=D)
     monkeypatch.setitem(globals(), "abs", lambda x: ones)
-    assert run_masked(early_break, (XS, YS), (0, 0), len(XS)) is None
+    assert run_masked(early_break, (XS, YS), (0, 0)) is None
     for tensor in (torch.ones(len(XS), dtype=D), torch.tensor(1.0), torch.tensor(1.0, dtype=D, requires_grad=True)):
         monkeypatch.setitem(globals(), "THRESHOLD", tensor)
-        assert run_masked(pieces, (XS, YS), (0, 0), len(XS)) is None
+        assert run_masked(pieces, (XS, YS), (0, 0)) is None
     monkeypatch.setitem(globals(), "THRESHOLD", 2)
     torch.testing.assert_close(masked(pieces, XS, YS), loop(pieces, XS, YS))
 
 
 def test_somebody_looks_on() -> None:
     def none(f: Callable, *args: Tensor) -> bool:
-        return run_masked(f, args, (0,) * len(args), len(args[0])) is None
+        return run_masked(f, args, (0,) * len(args)) is None
 
     with torch.autocast("cpu"):
         assert none(pieces, XS, YS)
@@ -410,7 +411,7 @@ def test_somebody_looks_on() -> None:
     assert none(pieces, XS.to(torch.complex128), YS)
     assert none(pieces, WIDE[:, None], YS)
     assert none(pieces, WIDE, YS.float())
-    assert vmap(lambda x: run_masked(pieces, (XS, YS), (0, 0), len(XS)) is None, out_dims=None)(XS)
+    assert vmap(lambda x: run_masked(pieces, (XS, YS), (0, 0)) is None, out_dims=None)(XS)
     assert not none(pieces, leaf, YS)
 
 
@@ -426,6 +427,69 @@ def test_one_number_for_all_lanes() -> None:
     torch.testing.assert_close(
         got, by_autograd(lambda xs: loop(lambda x: pieces(x, 2.5), xs), XS, weights=XS * 0 + 1)[0]
     )  # type: ignore[arg-type]
+
+
+def regression(w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    error = x @ w + b - y
+    if abs(error) < 1:
+        return error * error / 2
+    if w[0] > x[1]:
+        return abs(error) - 0.5
+    return (x - w).norm()
+
+
+def test_arguments_that_all_lanes_share() -> None:
+    w, b = torch.tensor([0.5, -1.0, 2.0], dtype=D), torch.tensor(0.25, dtype=D)
+    dims = (None, None, 0, 0)
+    want = torch.stack([regression(w, b, x, y) for x, y in zip(WIDE, YS)])
+    v = vmap(regression, dims)
+    for _ in range(2):
+        before = machine.partings
+        torch.testing.assert_close(v(w, b, WIDE, YS), want)
+    assert machine.partings == before
+    leaves = [each.clone().requires_grad_() for each in (w, b, WIDE, YS)]
+    total = torch.stack([regression(*leaves[:2], x, y) for x, y in zip(*leaves[2:])]).sum()
+    wants = torch.autograd.grad(total, leaves)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(v(*leaves).sum(), leaves), wants)
+    for place, given in enumerate((w, b)):
+        alone = given.expand(len(YS), *given.shape).clone().requires_grad_()
+        pairs = [(row, b) if place == 0 else (w, row) for row in alone]
+        total = sum([regression(*pair, x, y) for pair, x, y in zip(pairs, WIDE, YS)])
+        (each,) = torch.autograd.grad(total, alone)
+        for _ in range(2):
+            before = machine.partings
+            torch.testing.assert_close(vmap(grad(regression, place), dims)(w, b, WIDE, YS), each)
+        assert machine.partings == before
+
+
+def test_tensors_of_the_scope_around() -> None:
+    def make(w: Tensor) -> Callable:
+        return lambda x: x * w if x @ w > 0 else w - x
+
+    w = torch.tensor([0.5, -1.0, 2.0], dtype=D)
+    f = make(w)
+    torch.testing.assert_close(masked(f, WIDE), loop(f, WIDE))
+    torch.testing.assert_close(vmap(f)(WIDE), loop(f, WIDE))
+    for other in (w.float(), w.clone().requires_grad_(), w[:1], w[:, None], torch.ones(len(XS), 3, dtype=D)):
+        assert run_masked(make(other), (WIDE,), (0,)) is None
+    # One number of each lane, and a vector: no number comes out.
+    assert run_masked(make(w), (XS,), (0,)) is None
+
+
+def test_shapes_that_lanes_would_not_share() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return x if y > 0 else y
+
+    def g(x: Tensor, y: Tensor) -> Tensor:
+        if y > 0:
+            x = x.sum()
+        return x * y
+
+    for h in (f, g):
+        assert run_masked(h, (WIDE, YS), (0, 0)) is None
+        with pytest.raises(RuntimeError, match="shape"):
+            vmap(h)(WIDE, YS)
 
 
 def test_a_result_is_no_argument() -> None:
@@ -449,12 +513,40 @@ def test_what_is_recorded() -> None:
     for xs in (XS, -XS.abs() - 1, XS.abs() + 1):
         leaf = xs.clone().requires_grad_()
         want = [torch.stack(parts) for parts in zip(*[f(x) for x in leaf])]
-        got = run_masked(f, (leaf,), (0,), len(xs))
+        got = run_masked(f, (leaf,), (0,))
         assert [each.requires_grad for each in got] == [each.requires_grad for each in want]
         torch.testing.assert_close(list(got), want)
         if want[0].requires_grad:
             found = [torch.autograd.grad(each[0].sum(), leaf)[0] for each in (got, want)]
             torch.testing.assert_close(*found)
+
+
+def test_numbers_that_are_returned(monkeypatch) -> None:
+    """Where lanes differ, and where all return one number, the result is what it is where they part."""
+
+    def f(x: Tensor) -> float:
+        return 0.0 if x < 0 else 1.5
+
+    def g(x: Tensor) -> float:
+        if x < 0:
+            return 2
+        return -1
+
+    def h(x: Tensor) -> tuple:
+        if x < 0:
+            return x, 1.0
+        return x * 2, x
+
+    batches = [XS, XS.abs() + 1, -XS.abs() - 1, XS]
+    for each in (f, g, h):
+        results = [vmap(each)(xs) for xs in batches]
+        assert form_of(each).below == math.inf  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "masked", lambda *_: None)
+            wants = [vmap(each)(xs) for xs in batches]
+        for result, want in zip(results, wants):
+            torch.testing.assert_close(result, want, rtol=0, atol=0)
+            assert type(result) is type(want)
 
 
 def test_a_result_that_is_not_used() -> None:
@@ -497,7 +589,7 @@ def test_random_programs(wide: bool) -> None:
             want = loop(f, xs, ys)
         except (TypeError, AttributeError):
             continue  # it asks a Python number for a method of tensors
-        out = run_masked(f, (xs, ys), (0, 0), len(ys))
+        out = run_masked(f, (xs, ys), (0, 0))
         if out is None:
             continue
         served += 1
@@ -507,7 +599,7 @@ def test_random_programs(wide: bool) -> None:
             leaves = [xs, ys]
             leaves[place] = leaves[place].clone().requires_grad_()
             expected = loop(f, *leaves)
-            out = run_masked(f, tuple(leaves), (0, 0), len(ys))
+            out = run_masked(f, tuple(leaves), (0, 0))
             if not expected.requires_grad or out is None:
                 continue
             (want,) = torch.autograd.grad((expected * weights).sum(), leaves[place])

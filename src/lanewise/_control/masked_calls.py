@@ -80,10 +80,10 @@ class Form:
         self.defined = self.strict = int(found.defined)
         self.missed = 0
 
-    def function(self, func: types.FunctionType, dtype: torch.dtype) -> Callable | None:
+    def function(self, func: types.FunctionType, dtype: torch.dtype, wide: bool) -> Callable | None:
         """The code as a function with the surroundings of `func`; None where they hold what it cannot take.
 
-        They may hold tensors without dims, of the dtype of the arguments.
+        They may hold tensors of the dtype of the arguments without dims, and the scopes around it vectors.
         """
         own = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
         for name in self.free:
@@ -97,41 +97,15 @@ class Form:
             if name in _GIVEN:
                 if _GIVEN[name] is not value:
                     return None
-            elif type(value) not in _FREE and not _shared(value, dtype):
-                return None
+            elif type(value) not in _FREE:
+                if not isinstance(value, Tensor) or not _plain(value, False, dtype) or not inert(value):
+                    return None
+                if value.dim():
+                    if not wide or name not in own:
+                        return None
+                    own[name] = types.CellType(value[None])
         cells = tuple([own[name] for name in self.code.co_freevars])
         return types.FunctionType(self.code, func.__globals__, func.__name__, None, cells)
-
-    def run(self, func: Callable, args: tuple, size: int, recording: bool) -> Any:
-        """The results, tensors `[size]` or `[size, S]`; None where masks do not give them."""
-        wide = any(isinstance(arg, Tensor) and arg.dim() > 1 for arg in args)
-        if wide:
-            args = tuple([arg[:, None] if isinstance(arg, Tensor) and arg.dim() == 1 else arg for arg in args])
-        like = next(arg for arg in args if isinstance(arg, Tensor) and arg.dim())
-        masks = Masks(like, wide, recording, self.strict if recording else self.defined, self._called(like.dtype))
-        try:
-            out = func(masks, *args)
-        except Lasting:
-            self.below = min(self.below, size)
-            return None
-        except Exception:
-            # Of what fails for a lane that does not come there, the lane is to know nothing.
-            self.below = 0
-            return None
-        results = tuple([_result(each, size, wide) for each in (out if type(out) is tuple else (out,))])
-        if not results or any(each is None for each in results):
-            self.below = 0
-            return None
-        return results if type(out) is tuple else results[0]
-
-    def _called(self, dtype: torch.dtype) -> Callable[[Any, int], Callable | None]:
-        """What finds a function that this one calls. (A loop in it would go on for lanes that do not come there.)"""
-
-        def found(func: Any, count: int) -> Callable | None:
-            form = form_of(func)
-            return None if form is None or form.loops or form.count != count else form.function(func, dtype)
-
-        return found
 
     def retry(self, strict: int) -> bool:
         """A gradient was not finite: whether it may be where more sides are cut off than with `strict`."""
@@ -158,47 +132,124 @@ def form_of(func: Any) -> Form | None:
     return _forms[code]
 
 
-def _result(value: Any, size: int, wide: bool) -> Tensor | None:
-    if type(value) is Numbers:
-        values = value.values
-        value = values.to(torch.get_default_dtype()) if values.is_floating_point() else values
-    if not isinstance(value, Tensor) or value.dim() != 1 + wide or value.shape[0] != size:
-        return None
-    return value.squeeze(1).contiguous() if wide and value.shape[1] == 1 else value
+class _Run:
+    """How a function runs with masks in one call.
+
+    Attributes:
+        form, function: What runs.
+        own: Which of its arguments are different in each lane.
+        size, dtype, device: The number of lanes, and of what kind these arguments are.
+        wide: Whether there are vectors among the arguments.
+    """
+
+    __slots__ = ("form", "function", "own", "size", "dtype", "device", "wide")
+
+    def __init__(self, form: Form, own: list[bool], args: tuple) -> None:
+        first = args[own.index(True)]
+        self.form = form
+        self.function: Callable | None = None
+        self.own = own
+        self.size, self.dtype, self.device = first.shape[0], first.dtype, first.device
+        self.wide = any(isinstance(arg, Tensor) and arg.dim() > each for arg, each in zip(args, own))
+
+    def takes(self, args: tuple, func: types.FunctionType) -> bool:
+        """Whether it can be told that masks give what lanes would that part."""
+        if not all(_plain(arg, own, self.dtype) for arg, own in zip(args, self.own)):
+            return False
+        if self.wide and any(isinstance(arg, Tensor) and arg.dtype is not self.dtype for arg in args):
+            return False  # a vector would not be promoted by a number
+        self.function = self.form.function(func, self.dtype, self.wide)
+        return self.function is not None
+
+    def results(self, args: tuple, recording: bool) -> tuple[tuple, bool] | None:
+        """The results `[size]` or `[size, S]`, and whether they are one; None where masks do not give them."""
+        form = self.form
+        if self.wide:
+            args = tuple([_with_rows(arg, own) for arg, own in zip(args, self.own)])
+        masks = Masks(
+            self.size, self.device, self.wide, recording, form.strict if recording else form.defined, self.called
+        )
+        try:
+            out = self.function(masks, *args)  # type: ignore[misc]
+        except Lasting:
+            form.below = min(form.below, self.size)
+            return None
+        except Exception:
+            # Of what fails for a lane that does not come there, the lane is to know nothing.
+            form.below = 0
+            return None
+        given = out if type(out) is tuple else (out,)
+        if any(type(each) in (int, float) for each in given):
+            return None  # all lanes have returned this number
+        found = tuple([self._result(each) for each in given])
+        if not found or any(each is None for each in found):
+            form.below = 0
+            return None
+        return found, type(out) is not tuple
+
+    def _result(self, value: Any) -> Tensor | None:
+        if type(value) is Numbers:
+            values = value.values
+            value = values.to(torch.get_default_dtype()) if values.is_floating_point() else values
+        if not isinstance(value, Tensor) or value.dim() != 1 + self.wide or value.shape[0] != self.size:
+            return None
+        return value.squeeze(1).contiguous() if self.wide and value.shape[1] == 1 else value
+
+    def called(self, func: Any, count: int) -> Callable | None:
+        """A function that this one calls. (A loop in it would go on for lanes that do not come there.)"""
+        form = form_of(func)
+        if form is None or form.loops or form.count != count:
+            return None
+        return form.function(func, self.dtype, self.wide)
+
+    def recorded(self, args: tuple, wanted: Sequence[int]) -> tuple[list[Tensor], tuple[tuple, bool] | None]:
+        """What torch records from, in the places `wanted` of the operands, and what `results` gives."""
+        operands = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
+        leaves = [operands[place].requires_grad_() for place in wanted]
+        with torch.enable_grad():
+            return leaves, self.results(tuple(operands), True)
 
 
-def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], size: int) -> Any:
-    """The result of a `vmap` over `size` lanes, in dim 0 of arguments; None where its lanes have to part."""
+def _with_rows(arg: Any, own: bool) -> Any:
+    """An argument where there are vectors: numbers `[B, 1]`, vectors `[B, S]`, or `[1, S]` for all lanes."""
+    if not isinstance(arg, Tensor) or arg.dim() != 1:
+        return arg
+    return arg[:, None] if own else arg[None]
+
+
+def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
+    """The result of a `vmap` over dim 0 of arguments, None where its lanes have to part."""
     gradient = gradient_of(func)
     inner = func if gradient is None else gradient.func
     form = form_of(inner)
-    if form is None or size >= form.below or len(args) != form.count or _watched():
+    if form is None or len(args) != form.count or _watched():
         return None
-    dtype = next((arg.dtype for arg, dim in zip(args, in_dims) if dim is not None and isinstance(arg, Tensor)), None)
-    if dtype is None or not all(_plain(arg, dim, dtype) for arg, dim in zip(args, in_dims)) or not _alike(args):
-        return None
-    if (function := form.function(inner, dtype)) is None:
+    run = _Run(form, [dim is not None for dim in in_dims], args)
+    if run.size >= form.below or not run.takes(args, inner):
         return None
     if gradient is not None:
-        return _gradient(form, function, gradient, args)
+        return _gradient(run, gradient, args)
     wanted = [place for place, arg in enumerate(args) if is_recorded(arg)] if is_grad_enabled() else []
     if not wanted:
-        out = form.run(function, args, size, False)
-        return tuple([_apart(each, args) for each in out]) if type(out) is tuple else _apart(out, args)
+        given = run.results(args, False)
+        if given is None:
+            return None
+        out, one = given
+        out = tuple([_apart(each, args) for each in out])
+        return out[0] if one else out
     if not _records(form):
         return None
     strict = form.strict
-    leaves, out = _recorded(form, function, args, wanted)
-    if out is None:
+    leaves, given = run.recorded(args, wanted)
+    if given is None:
         return None
-    results = out if type(out) is tuple else (out,)
-    recorded = tuple([each for each in results if each.requires_grad])
+    results, one = given
     shown: Any = iter(())
-    if recorded:
-        apart = functools.partial(run_parted, func, in_dims, size)
-        shown = iter(apply_plainly(_Recorded, (form, strict, function, apart, wanted, leaves, results), *args))
-    together = tuple([next(shown) if each.requires_grad else each for each in results])
-    return together if type(out) is tuple else together[0]
+    if any(each.requires_grad for each in results):
+        apart = functools.partial(run_parted, func, in_dims, run.size)
+        shown = iter(apply_plainly(_Recorded, (run, strict, apart, wanted, leaves, results), *args))
+    out = tuple([next(shown) if each.requires_grad else each for each in results])
+    return out[0] if one else out
 
 
 def _watched() -> bool:
@@ -213,24 +264,13 @@ def _watched() -> bool:
     )
 
 
-def _plain(arg: Any, dim: int | None, dtype: torch.dtype) -> bool:
-    """Whether an argument is a number or a vector of each lane, or a number for all."""
-    if dim is None:
-        return type(arg) in (int, float) or _shared(arg, dtype)
-    if type(arg) is not Tensor or arg.is_complex() or arg.is_neg() or arg.is_inference():
+def _plain(arg: Any, own: bool, dtype: torch.dtype) -> bool:
+    """Whether an argument is a number or a vector, of each lane or for all: that one promotes as one of each would."""
+    if type(arg) is not Tensor or (not own and arg.dtype is not dtype):
+        return not own and type(arg) in (int, float)
+    if arg.is_complex() or arg.is_neg() or arg.is_inference():
         return False
-    return arg.dim() == 1 or (arg.dim() == 2 and arg.shape[1] > 1 and arg.is_contiguous())
-
-
-def _shared(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a value is a number for all lanes that promotes theirs as one of each would."""
-    return type(value) is Tensor and not value.dim() and value.dtype is dtype and inert(value)
-
-
-def _alike(args: tuple) -> bool:
-    """Whether numbers are promoted by vectors as they are in a lane: where there are any, all have one dtype."""
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    return all(arg.dim() < 2 for arg in tensors) or all(arg.dtype is tensors[0].dtype for arg in tensors)
+    return arg.dim() == own or (arg.dim() == own + 1 and arg.shape[-1] > 1 and arg.is_contiguous())
 
 
 def _apart(out: Any, args: tuple) -> Any:
@@ -240,14 +280,6 @@ def _apart(out: Any, args: tuple) -> Any:
 
 def _records(form: Form) -> bool:
     return form.missed < _TRIES and saved_tensor_hooks() is None and not torch.is_anomaly_enabled()
-
-
-def _recorded(form: Form, function: Callable, args: tuple, wanted: Sequence[int]) -> tuple[list[Tensor], Any]:
-    """What torch records from, in the places `wanted` of the operands, and the results."""
-    operands = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
-    leaves = [operands[place].requires_grad_() for place in wanted]
-    with torch.enable_grad():
-        return leaves, form.run(function, tuple(operands), len(leaves[0]), True)
 
 
 def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Tensor] | None:
@@ -266,22 +298,29 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
     return found if all(math.isfinite(float(grad.sum())) for grad in found) else None
 
 
-def _gradient(form: Form, function: Callable, gradient: Gradient, args: tuple) -> Any:
+def _gradient(run: _Run, gradient: Gradient, args: tuple) -> Any:
     """The gradient of each lane, as the transform gives it."""
     place = gradient.argnums
     if type(place) is not int or not 0 <= place < len(args) or gradient.has_aux or any(map(is_recorded, args)):
         return None
-    if not isinstance(args[place], Tensor) or not args[place].is_floating_point():
+    arg = args[place]
+    if not isinstance(arg, Tensor) or not arg.is_floating_point():
         return None
-    while _records(form):
-        strict = form.strict
-        leaves, value = _recorded(form, function, args, (place,))
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() > 1:
+    if not run.own[place]:
+        args = (*args[:place], arg.expand(run.size, *arg.shape).contiguous(), *args[place + 1 :])
+        run.own[place] = True
+    while _records(run.form):
+        strict = run.form.strict
+        leaves, given = run.recorded(args, (place,))
+        if given is None:
+            return None
+        (value, *others), one = given
+        if others or not one or not value.is_floating_point() or value.dim() > 1:
             return None
         found = _pulled((value,), (torch.ones_like(value),), leaves)
         if found is not None:
             return gradient.result(found[0], value.detach())
-        if not form.retry(strict):
+        if not run.form.retry(strict):
             break
     return None
 
@@ -300,17 +339,17 @@ class _Recorded(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:  # type: ignore[override]
-        form, strict, function, apart, wanted, leaves, results = ctx.parts
-        given = iter(cotangents)
-        cotangents = tuple([next(given) if out.requires_grad else None for out in results])
+        run, strict, apart, wanted, leaves, results = ctx.parts
+        found = iter(cotangents)
+        cotangents = tuple([next(found) if out.requires_grad else None for out in results])
         grads = None
         if not is_grad_enabled() and all(each is None or inert(each) for each in cotangents):
             grads = _pulled(results, cotangents, leaves)
-            while grads is None and form.retry(strict):
-                strict = form.strict
-                leaves, out = _recorded(form, function, _with(ctx.others, ctx.saved_tensors), wanted)
-                if out is not None:
-                    grads = _pulled(out if type(out) is tuple else (out,), cotangents, leaves)
+            while grads is None and run.form.retry(strict):
+                strict = run.form.strict
+                leaves, given = run.recorded(_with(ctx.others, ctx.saved_tensors), wanted)
+                if given is not None:
+                    grads = _pulled(given[0], cotangents, leaves)
         if grads is None:
 
             def parting(*tensors: Tensor) -> tuple:

@@ -88,27 +88,39 @@ class Masks:
         recording: Whether torch records.
     """
 
-    __slots__ = ("size", "device", "wide", "recording", "strict", "_function", "_idle", "_depth", "_most", "_kept")
+    __slots__ = ("size", "device", "wide", "recording", "strict", "_called", "_idle", "_depth", "_most", "_kept")
 
-    def __init__(self, like: Tensor, wide: bool, recording: bool, strict: int, function: Callable) -> None:
-        self.size = size = like.shape[0]
-        self.device = like.device
+    def __init__(
+        self, size: int, device: torch.device, wide: bool, recording: bool, strict: int, called: Callable
+    ) -> None:
+        self.size = size
+        self.device = device
         self.wide = wide
         self.recording = recording
         self.strict = strict
-        self._function = function
+        self._called = called
         self._idle = self._depth = 0
         self._most = size * (_ROUNDS if size <= FEW else _ROUNDS_OF_MANY)
         self._kept: dict[tuple, tuple] = {}
 
     def truth(self, value: Any) -> Tensor:
         """The truth of the number of each lane."""
-        if not isinstance(value, Tensor) or not value.dim() or not self._is_number(value):
+        if not isinstance(value, Tensor) or not self._is_number(value):
             raise Declined
-        return value if value.dtype is torch.bool else value != 0
+        return self._for_each(value if value.dtype is torch.bool else value != 0)
+
+    def _entries(self, value: Tensor) -> int:
+        """The number of entries of a vector, 1 for a number."""
+        return value.shape[1] if value.dim() == 2 else 1
 
     def _is_number(self, value: Tensor) -> bool:
-        return not self.wide or value.shape[1] == 1
+        return self._entries(value) == 1
+
+    def _for_each(self, value: Tensor) -> Tensor:
+        """A value that all lanes share, or not, for each of them."""
+        if value.dim() == 1 + self.wide and value.shape[0] == self.size:
+            return value
+        return value.expand(self.size, self._entries(value)) if self.wide else value.expand(self.size)
 
     def reduced(self, name: str, value: Any) -> Tensor:
         """A method that makes a number of a vector."""
@@ -118,7 +130,7 @@ class Masks:
 
     def dot(self, a: Any, b: Any) -> Tensor:
         """The product of two vectors."""
-        if self._is_number(a) or a.shape != b.shape:
+        if self._is_number(a) or self._entries(a) != self._entries(b):
             raise Declined
         return (a * b).sum(1, keepdim=True)
 
@@ -157,7 +169,7 @@ class Masks:
 
     def updated(self, old: Any, new: Any) -> Any:
         """`x += y`, which keeps the dtype and the shape of a tensor."""
-        if isinstance(old, Tensor) and (new.dtype is not old.dtype or new.shape != old.shape):
+        if isinstance(old, Tensor) and (new.dtype is not old.dtype or self._entries(new) != self._entries(old)):
             raise Declined
         return new
 
@@ -186,20 +198,22 @@ class Masks:
         """
         if kind > self.strict or type(mask) is bool or not isinstance(value, Tensor):
             return value
-        if not value.is_floating_point() or not value.dim():
+        if not value.is_floating_point() or (not value.dim() and not value.requires_grad):
             return value
-        key = id(mask), holds, id(value)
+        given = value
+        key = id(mask), holds, id(given)
         found = self._kept.get(key)
         if found is None:
             # Any number for which most operations are defined, and their derivatives finite.
+            value = self._for_each(value)
             other = torch.full_like(value, 0.5)
             out = self.choice(mask, value, other) if holds else self.choice(mask, other, value)
-            found = self._kept[key] = (mask, value, out)
+            found = self._kept[key] = (mask, given, out)
         return found[2]
 
     def call(self, func: Any, *args: Any) -> Any:
         """Another function of the user's, with masks like the one that calls it."""
-        function = self._function(func, len(args))
+        function = self._called(func, len(args))
         if function is None or self._depth > _DEEP:
             raise Declined
         self._depth += 1
@@ -213,21 +227,19 @@ class Masks:
             return yes
         if mask is False:
             return no
-        if self.recording and is_recorded(yes) is not is_recorded(no):
-            # Where no lane takes the side that is recorded, nothing is.
+        if _kind(yes) or _kind(no) or is_recorded(yes) is not is_recorded(no):
+            # Where all lanes take the side of a number, or one that is not recorded, so is what they have.
             count = int(mask.count_nonzero())
             if count in (0, self.size):
                 return yes if count else no
         if isinstance(yes, Tensor):
             if isinstance(no, Tensor):
-                if not (yes.dim() and no.dim()) and self._is_number(yes if yes.dim() else no):
-                    yes, no = torch.broadcast_tensors(yes, no)  # one that all lanes share
-                if yes.dtype is not no.dtype or yes.shape != no.shape:
+                if yes.dtype is not no.dtype or self._entries(yes) != self._entries(no):
                     raise Declined
-                return self.choice(mask, yes, no)
-            return torch.where(mask, yes, self._weaker(no, yes))
+                return self.choice(mask, self._for_each(yes), self._for_each(no))
+            return torch.where(mask, self._for_each(yes), self._weaker(no, yes))
         if isinstance(no, Tensor):
-            return torch.where(mask, self._weaker(yes, no), no)
+            return torch.where(mask, self._weaker(yes, no), self._for_each(no))
         if type(yes) is tuple:
             if type(no) is not tuple or len(yes) != len(no):
                 raise Declined

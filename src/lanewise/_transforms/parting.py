@@ -24,7 +24,7 @@ parted: set[Any] = set()
 class _Runner:
     """What runs a function whose lanes part: `run(call, leaves, dims, spec, out_dims, randomness, place)`.
 
-    `masked(func, args, in_dims, size)` gives the result of a cheap one without that, or None.
+    `masked(func, args, in_dims)` gives the result of a cheap one without that, or None.
     """
 
     run: Callable[..., Any]

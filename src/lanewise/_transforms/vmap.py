@@ -150,7 +150,7 @@ def vmap(
                 if generators is not None:
                     generators.reseat()
         if first and size > 0 and not kwargs and code in parted:
-            out = runner.masked(func, args, in_dims if plain else (0,) * len(args), size)
+            out = runner.masked(func, args, in_dims if plain else (0,) * len(args))
             if out is not None:
                 return out
         call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
