@@ -8,6 +8,7 @@ from lanewise._rules.batch import (  # noqa: F401
     collectives,
     conv,
     datadependent,
+    dropout,
     einsum,
     embedding,
     engine,
