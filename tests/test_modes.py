@@ -1,6 +1,7 @@
 """Switches that are set around or inside a transform: dispatch modes, grad mode, inference mode, autocast, threads."""
 
 import contextlib
+import copy
 import itertools
 import threading
 
@@ -9,10 +10,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
-from lanewise import grad, grad_and_value, hessian, jacrev, jvp, vmap
+from lanewise import grad, grad_and_value, hessian, jacrev, jvp, linearize, vmap
 from tests.oracles import assert_same
 
 XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -374,3 +376,78 @@ def test_fake_tensors_made_inside():
         return x * length
 
     torch.testing.assert_close(vmap(shape)(torch.ones(4)), torch.full((4,), 3.0))
+
+
+# --- function modes --------------------------------------------------------------------------------------------------
+
+
+class Through(TorchFunctionMode):
+    """Lets every function through, as the mode of a default device does most."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def made_a_leaf(x, w):
+    x = x.detach().clone().requires_grad_()
+    (x**3).sum().backward()
+    return x.grad * w
+
+
+def gradient_of_captured(x, w):
+    w = w.detach().requires_grad_()
+    (w * x).sum().backward()
+    return w.grad * x
+
+
+def numbers_in_a_branch(x, w):
+    if x[0] > 0:
+        return w * x[0].item() + float(x[1]) + x.tolist()[2] + float(x.numpy()[0]) + int(x[2] > 0)
+    return x * w
+
+
+def list_of_numbers(x, w):
+    return torch.tensor([v.item() if v > 0 else 0.0 for v in x], dtype=x.dtype) * w
+
+
+FREE = {
+    "detach": lambda x, w: x.detach() * x + w.detach() * x,
+    "Tensor.detach": lambda x, w: torch.Tensor.detach(x) * x + torch.Tensor.detach(w) * x,
+    "torch.detach": lambda x, w: torch.detach(x) * x + torch.detach(w) * x,
+    "detach_": lambda x, w: x.clone().detach_() * x + w.clone().detach_() * x,
+    "data": lambda x, w: x.data * x + w.data * x,
+    "new": lambda x, w: x.new(2).fill_(3).sum() * x + x.new_tensor([1.0, 2.0]).sum() + w.new_tensor([1.0]) * x,
+    "deepcopy": lambda x, w: copy.deepcopy(w) * x,
+    "leaf": made_a_leaf,
+    "gradient of captured": gradient_of_captured,
+}
+WITH_NUMBERS = {"numbers in a branch": numbers_in_a_branch, "list of numbers": list_of_numbers}
+UNDER = {
+    "vmap": lambda f: vmap(f)(XS),
+    "vmap(grad)": lambda f: vmap(grad(lambda x: f(x).sum()))(XS),
+    "grad(vmap)": lambda f: grad(lambda xs: vmap(f)(xs).sum())(XS),
+    "vmap(vmap)": lambda f: vmap(vmap(f))(XS.reshape(2, 2, 3)),
+    "jvp": lambda f: jvp(f, (XS[0],), (XS[1],))[1],
+    "vmap(jvp)": lambda f: vmap(lambda x: jvp(f, (x,), (x,))[1])(XS),
+    "jvp(vmap)": lambda f: jvp(vmap(f), (XS,), (XS,))[1],
+    "linearize": lambda f: linearize(f, XS[0])[1](XS[1]),
+}
+
+
+@pytest.mark.parametrize("transform", UNDER.values(), ids=UNDER.keys())
+@pytest.mark.parametrize("mode", [Through, lambda: torch.device("cpu")], ids=["a mode", "a default device"])
+@pytest.mark.parametrize("f", (FREE | WITH_NUMBERS).values(), ids=(FREE | WITH_NUMBERS).keys())
+def test_function_modes_change_nothing(f, mode, transform):
+    if f is numbers_in_a_branch and transform is not UNDER["vmap"]:
+        pytest.skip("`numpy()` of what is differentiated")
+    w = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    want = transform(lambda x: f(x, w))
+    with mode():
+        got = transform(lambda x: f(x, w))
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("f", WITH_NUMBERS.values(), ids=WITH_NUMBERS.keys())
+def test_numbers_under_a_default_device(f):
+    with torch.device("cpu"):
+        assert_same(vmap(lambda x: f(x, XS[1]))(XS), torch.stack([f(x, XS[1]) for x in XS]))

@@ -430,10 +430,13 @@ def _detach_plain(self: Tensor) -> Tensor:
     """`Tensor.detach` of a plain tensor. Inside a transformed function the result belongs to it.
 
     A leaf made from it is then a leaf of each lane. Nothing may be written into it that the plain tensor cannot hold.
+    Function modes, such as that of a default device, lead torch's own `detach` back here, for wrappers too.
     """
+    if isinstance(self, Plane):
+        return self.detach()
     alias = _torch_detach(self)
     level = current_level()
-    if level is None or saving():
+    if level is None or saving() or isinstance(alias, Plane):
         return alias
     return level.adopt(alias, (self, aten.detach.default, (), {}, None))
 
@@ -449,7 +452,8 @@ def _deepcopy_plain(self: Tensor, memo: dict) -> Tensor:
         return _torch_deepcopy(self, memo)
     with on_plane(None):
         plain = _torch_deepcopy(self, memo)
-    twin = level.adopt(_torch_detach(plain)).requires_grad_(plain.requires_grad)
+        alias = _torch_detach(plain)
+    twin = level.adopt(alias).requires_grad_(plain.requires_grad)
     twin.__dict__.update(plain.__dict__)
     if plain.grad is not None:
         twin.grad = level.adopt(plain.grad)
