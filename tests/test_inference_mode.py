@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lanewise import grad, hessian, jacfwd, jvp, linearize, vmap
+from lanewise import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
 from tests.oracles import assert_same
 
 XS = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -181,3 +181,41 @@ def test_recurrent_layers_in_inference_mode(layer, dtype):
         with torch.inference_mode():
             got = f(x, x.cos())
         assert_same(got if isinstance(got, tuple) else (got,), tuple(part.detach() for part in want))
+
+
+def _written(x, i):
+    i.add_(1)
+    return (x[i] ** 2).sum()
+
+
+WITH_AN_INDEX = {
+    "index": lambda x, i: (x[i] ** 2).sum(),
+    "gather": lambda x, i: (x.gather(0, i) ** 3).sum(),
+    "scatter": lambda x, i: (torch.zeros_like(x).scatter_add(0, i, x[:2].sin()) ** 2).sum(),
+    "cross entropy": lambda x, i: torch.nn.functional.cross_entropy(x, i[0]),
+    "weights": lambda x, i: (x * i.sum() * x.sin()).sum(),
+    "index that it writes to": _written,
+}
+AT = {
+    "grad": lambda f: lambda xs, at: grad(f)(xs[0], at[0]),
+    "grad, by name": lambda f: lambda xs, at: grad(lambda x, *, i: f(x, i))(xs[0], i=at[0]),
+    "vmap(grad)": lambda f: vmap(grad(f)),
+    "vmap(jacrev)": lambda f: vmap(jacrev(f)),
+    "vmap(hessian)": lambda f: vmap(hessian(f)),
+    "grad(vmap)": lambda f: grad(lambda xs, at: vmap(f)(xs, at).sum()),
+    "vmap(vmap(grad))": lambda f: lambda xs, at: vmap(vmap(grad(f)))(xs[None], at[None]),
+}
+
+
+@pytest.mark.parametrize("made_inside", [False, True])
+@pytest.mark.parametrize("transform", AT.values(), ids=AT)
+@pytest.mark.parametrize("f", WITH_AN_INDEX.values(), ids=WITH_AN_INDEX)
+def test_arguments_that_are_not_differentiated(f, transform, made_inside):
+    at = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]])
+    left = at.clone()
+    want = transform(f)(XS, left)
+    with torch.inference_mode():
+        given = at.clone() if made_inside else at
+        got = transform(f)(XS.clone() if made_inside else XS, given)
+        assert_same(got, want)
+        assert_same(given, left)

@@ -430,9 +430,8 @@ def _detach_plain(self: Tensor) -> Tensor:
     """`Tensor.detach` of a plain tensor. Inside a transformed function the result belongs to it.
 
     A leaf made from it is then a leaf of each lane. Nothing may be written into it that the plain tensor cannot hold.
-    Function modes, such as that of a default device, lead torch's own `detach` back here, for wrappers too.
     """
-    if isinstance(self, Plane):
+    if isinstance(self, Plane):  # a function mode, such as that of a default device, leads torch's own back here
         return self.detach()
     alias = _torch_detach(self)
     level = current_level()

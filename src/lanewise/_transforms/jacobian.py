@@ -147,6 +147,7 @@ def jacrev(
             outer = recording.outer
             leaves, in_spec = read_inputs(site, args, positions)
             inputs = [tracked(leaf, outer) for leaf in leaves]
+            args, kwargs = recording.ordinary(args, kwargs)
             value = func(*replace(args, positions, unflatten(list(inputs), in_spec)), **kwargs)
             value, aux = split_aux(site, value, has_aux)
             outputs, out_spec = flatten(value)

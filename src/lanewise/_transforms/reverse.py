@@ -65,6 +65,24 @@ class Recording:
             self._inference.__exit__(*exc)
         set_grad_enabled(self._grad_mode)
 
+    def ordinary(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments as the function may keep them for the backward pass, which tensors of inference mode may not be."""
+        if self._inference is None:
+            return args, kwargs
+        leaves, spec = flatten((args, kwargs))
+        return unflatten([_ordinary(leaf) for leaf in leaves], spec)
+
+
+def _ordinary(leaf: Any) -> Any:
+    """An ordinary tensor on the memory of one made in inference mode; what else it may be, as it is."""
+    if not isinstance(leaf, Tensor) or not leaf.is_inference():
+        return leaf
+    if isinstance(leaf, Plane):
+        alias = leaf.level.alias(leaf)
+        alias.value = leaf.level.below(_ordinary, alias.value)
+        return alias
+    return leaf.new_empty(0).set_(leaf) if leaf.layout is torch.strided else leaf.clone()  # type: ignore[arg-type]
+
 
 def tracked(x: Tensor, outer: bool) -> Tensor:
     """A fresh alias of `x` to differentiate with respect to. It keeps the history that `x` has outside."""
@@ -334,6 +352,7 @@ def differentiate(
         chosen = select(args, argnums)
         leaves, spec = ([chosen], None) if isinstance(chosen, Tensor) else flatten(chosen)
         inputs = track(leaves, outer, site, argnums)
+        args, kwargs = recording.ordinary(args, kwargs)
         out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
         value, aux = split_aux(site, out, has_aux)
         check_scalar(site, value)
