@@ -384,3 +384,43 @@ def test_debug_unwrap():
     assert seen[0] is x or seen[0].data_ptr() == x.data_ptr()
     assert seen[0].shape == (2, B, 4) and seen[1].shape == (B, 4) and type(seen[1]) is not torch.Tensor
     assert lw.debug_unwrap(x) is x
+
+
+class Image(torch.Tensor):
+    """A subclass without anything of its own, as libraries have."""
+
+
+class Noted(torch.Tensor):
+    """A subclass that looks on."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+SUBCLASSED = {
+    "captured": lambda x, w: (w * x).cumsum(0),
+    "captured, in a branch": lambda x, w: (w * x).sin() if x[0] > 0 else w + x,
+    "captured, written from": lambda x, w: torch.zeros(3, dtype=x.dtype).index_add(0, torch.tensor([2, 0, 1]), w * x),
+    "detached": lambda x, w: w.detach() * x,
+    "matrix product": lambda x, w: w @ x * x,
+}
+OF_SUBCLASSES = {
+    "vmap": lambda f: lw.vmap(f),
+    "vmap(grad)": lambda f: lw.vmap(lw.grad(lambda x: f(x).sum())),
+    "grad(vmap)": lambda f: lw.grad(lambda xs: lw.vmap(f)(xs).sum()),
+    "vmap(jvp)": lambda f: lw.vmap(lambda x: lw.jvp(f, (x,), (x,))[1]),
+    "vmap(vmap)": lambda f: lambda xs: lw.vmap(lw.vmap(f))(xs[None])[0],
+}
+
+
+@pytest.mark.parametrize("transform", OF_SUBCLASSES.values(), ids=OF_SUBCLASSES)
+@pytest.mark.parametrize("kind", [Image, Noted, torch.nn.Parameter])
+@pytest.mark.parametrize("f", SUBCLASSED.values(), ids=SUBCLASSED)
+def test_captured_tensors_of_subclasses(f, kind, transform):
+    xs = torch.tensor([[1.0, -2.0, 0.5], [-1.0, 3.0, 2.0]], dtype=torch.float64)
+    w = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    own = torch.nn.Parameter(w) if kind is torch.nn.Parameter else w.as_subclass(kind)
+    got = transform(lambda x: f(x, own))(xs)
+    want = transform(lambda x: f(x, w))(xs)
+    torch.testing.assert_close(got.detach().as_subclass(torch.Tensor), want.detach())

@@ -213,6 +213,10 @@ class Surface:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._answer("pickle", _PICKLE).__reduce_ex__(protocol)
 
+    def as_subclass(self, cls: Any) -> Any:
+        """The wrapper itself: torch makes of what comes of a captured tensor of a subclass one of that class."""
+        return self
+
     # --- cutting ---------------------------------------------------------------------------------------------------
 
     def detach(self) -> Any:
