@@ -2,8 +2,10 @@
 
 import array
 import contextvars
+import os
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -367,3 +369,43 @@ def test_in_a_backward_pass(program):
         torch.testing.assert_close(grad(lambda xs: vmap(lambda x: program(o, x))(xs).sum())(xs), want)
         torch.testing.assert_close(by_autograd(lambda xs: vmap(lambda x: program(o, x))(xs).sum()), want)
         assert (len(o.row), o.stack.depth) == (2, 0)
+
+
+class _Counter:
+    def __init__(self):
+        self.n = 0
+
+
+COUNTED = _Counter()
+REFERENCE = weakref.ref(COUNTED)
+COUNTS = {"n": 0}
+
+
+def _through_a_weak_reference():
+    REFERENCE().n += 1
+    return REFERENCE().n
+
+
+def _through_the_globals():
+    globals()["COUNTS"]["n"] += 1
+    return globals()["COUNTS"]["n"]
+
+
+def _through_the_environment():
+    os.environ["LANEWISE_COUNT"] = str(int(os.environ.get("LANEWISE_COUNT", "0")) + 1)
+    return int(os.environ["LANEWISE_COUNT"])
+
+
+@pytest.mark.parametrize("count", [_through_a_weak_reference, _through_the_globals, _through_the_environment])
+def test_reached_by_other_ways(count, monkeypatch):
+    """Changed once, where the function starts again as its lanes part."""
+    monkeypatch.setattr(COUNTED, "n", 0)
+    monkeypatch.setitem(COUNTS, "n", 0)
+    monkeypatch.setenv("LANEWISE_COUNT", "0")
+
+    def f(x):
+        n = count()
+        return x * n if x > 0 else -x * n
+
+    assert torch.equal(vmap(f)(torch.tensor([1.0, -2.0, 3.0])), torch.tensor([1.0, 2.0, 3.0]))
+    assert count() == 2

@@ -62,6 +62,8 @@ class Effects:
         results = _only(steps, _MADE | _CALLS)
         if not _BY_NAME.isdisjoint(code.co_names):
             self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
+        if "globals" in code.co_names:
+            self.names |= {const for const in code.co_consts if type(const) is str and const in variables}
         to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
         for place, step in enumerate(steps):
             kind, name = step.opname, step.argval

@@ -6,6 +6,7 @@ reach looked at before each call: its arguments, what it has captured, and the g
 
 import collections
 import functools
+import os
 import types
 import weakref
 from collections.abc import Iterable
@@ -78,6 +79,8 @@ class Reach:
             self._pending += [thing.__self__, thing.__func__]
         elif kind is functools.partial:
             self._pending += [thing.func, *thing.args, *thing.keywords.values()]
+        elif kind is weakref.ref:
+            self._pending.append(thing())
         elif issubclass(kind, types.ModuleType):
             if not of_library(thing.__name__):
                 self.things.append(thing)
@@ -105,6 +108,8 @@ class Reach:
                 self._pending.append(cell.cell_contents)
             except ValueError:
                 pass  # not bound yet
+        if "environ" in effects.attributes:
+            self._pending.append(os.environ)
         for name in effects.names:
             value = variables.get(name)
             if issubclass(type(value), types.ModuleType):

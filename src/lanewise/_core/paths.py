@@ -10,6 +10,7 @@ from lanewise._core.hot import PLAIN, inert
 from lanewise._core.journal import keep
 from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of, tracked, wrap_unlifted
 from lanewise._core.rules import Rule
+from lanewise._core.steep import gentle
 from lanewise._torch_compat import OpOverload, fast_binding, is_any_autocast_enabled, is_grad_enabled
 
 
@@ -135,7 +136,7 @@ def copied_path(twin: OpOverload, path: Callable) -> Callable:
         if type(x) is not BatchTensor or x.level.lanes is None or x.home is not x.level.lanes or not is_grad_enabled():
             return path(args, kwargs)
         operands = tensors_of(args, kwargs)
-        if (name == "mul" and len(operands) < 2) or not any(map(tracked, operands)):
+        if (name == "mul" and len(operands) < 2) or not any(map(tracked, operands)) or gentle(name, operands):
             return path(args, kwargs)
         before = x.clone()
         args, kwargs = replace_tensors(lambda tensor: before if tensor is x else tensor, args, kwargs)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane
 from lanewise._torch_compat import AccumulateGrad, node_number
 
@@ -200,3 +201,18 @@ def _plain(value: Tensor) -> Tensor:
     while isinstance(value, Plane):
         value = value.value
     return value.detach()
+
+
+def gentle(name: str, operands: list[Tensor]) -> bool:
+    """Whether the numbers that an operation of that name is given show that its derivatives are finite."""
+    with on_plane(None):
+        values = [_plain(operand) for operand in operands]
+        if not all(map(_finite, values)):
+            return False
+        if name in ("mul", "addcmul"):
+            return True
+        return name in _INVERSES and _away(values[-1])
+
+
+# Operations whose derivatives are infinite where the last operand is zero, and nowhere else.
+_INVERSES = frozenset("addcdiv div log log10 log2 reciprocal rsqrt sqrt".split())
