@@ -477,6 +477,45 @@ def test_tensors_of_the_scope_around() -> None:
     assert run_masked(make(w), (XS,), (0,)) is None
 
 
+class Threshold(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if abs(x) < self.at:
+            return x * x
+        return self.at * abs(x)
+
+    def twice(self, x: Tensor) -> Tensor:
+        return x * self.at if x > 0 else x / 2
+
+    @property
+    def asked(self) -> float:
+        raise AssertionError("no lane asks")
+
+    def asks(self, x: Tensor) -> Tensor:
+        return x if x < 10 else x * self.asked
+
+
+def test_methods_and_modules() -> None:
+    module = Threshold()
+    for f in (module, module.twice):
+        for _ in range(2):
+            torch.testing.assert_close(vmap(f)(XS), loop(f, XS))
+            module.at = 0.75
+        torch.testing.assert_close(masked(f, XS), loop(f, XS))
+        want = by_autograd(lambda xs: loop(f, xs), XS, weights=torch.ones_like(XS))[0]  # noqa: B023
+        torch.testing.assert_close(masked(grad(f), XS), want)
+    assert run_masked(module.asks, (XS,), (0,)) is None
+    module.at = torch.tensor(2.0, dtype=D)
+    assert run_masked(module, (XS,), (0,)) is None
+    module.at = 1.0
+    module.register_forward_hook(lambda module, args, out: out + 1)
+    assert run_masked(module, (XS,), (0,)) is None
+    torch.testing.assert_close(vmap(module)(XS), loop(module, XS))
+
+
 def test_shapes_that_lanes_would_not_share() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         return x if y > 0 else y

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from lanewise._control.compiling import definition
@@ -33,6 +33,7 @@ from lanewise._torch_compat import (
     dispatch_mode_count,
     forward_level,
     function_mode_count,
+    has_module_hooks,
     is_any_autocast_enabled,
     is_grad_enabled,
     is_inference_mode_enabled,
@@ -61,6 +62,7 @@ class Form:
         code: Its code, which takes a `Masks` first.
         count: How many arguments it takes.
         free: The names that it takes from around it.
+        attributes: Those of its first argument that it reads: it is a method, then.
         loops: Whether it goes round a loop, which ends for those lanes that are to come there.
         below: For how many lanes it is not worth it any more.
         defined: 1 where operations are to be spared operands for which they are not defined: for what is no number,
@@ -69,12 +71,13 @@ class Form:
         missed: How many gradients were not finite even so.
     """
 
-    __slots__ = ("code", "count", "free", "loops", "below", "defined", "strict", "missed")
+    __slots__ = ("code", "count", "free", "attributes", "loops", "below", "defined", "strict", "missed")
 
     def __init__(self, code: types.CodeType, found: Predicated) -> None:
         self.code = code
         self.count = code.co_argcount - 1
         self.free = found.free
+        self.attributes = found.attributes
         self.below: float = math.inf if found.branches <= _BRANCHES else FEW
         self.loops = found.loops
         self.defined = self.strict = int(found.defined)
@@ -152,14 +155,20 @@ class _Run:
         self.size, self.dtype, self.device = first.shape[0], first.dtype, first.device
         self.wide = any(isinstance(arg, Tensor) and arg.dim() > each for arg, each in zip(args, own))
 
-    def takes(self, args: tuple, func: types.FunctionType) -> bool:
-        """Whether it can be told that masks give what lanes would that part."""
+    def takes(self, args: tuple, func: types.FunctionType, owner: Any) -> bool:
+        """Whether it can be told that masks give what lanes would that part. `owner`: whose method it is, or None."""
+        if not all(_has_number(owner, name) for name in self.form.attributes):
+            return False
         if not all(_plain(arg, own, self.dtype) for arg, own in zip(args, self.own)):
             return False
         if self.wide and any(isinstance(arg, Tensor) and arg.dtype is not self.dtype for arg in args):
             return False  # a vector would not be promoted by a number
-        self.function = self.form.function(func, self.dtype, self.wide)
-        return self.function is not None
+        function = self.form.function(func, self.dtype, self.wide)
+        if function is not None and owner is not None:
+            self.function = lambda masks, *args: function(masks, owner, *args)
+        else:
+            self.function = function
+        return function is not None
 
     def results(self, args: tuple, recording: bool) -> tuple[tuple, bool] | None:
         """The results `[size]` or `[size, S]`, and whether they are one; None where masks do not give them."""
@@ -198,7 +207,7 @@ class _Run:
     def called(self, func: Any, count: int) -> Callable | None:
         """A function that this one calls. (A loop in it would go on for lanes that do not come there.)"""
         form = form_of(func)
-        if form is None or form.loops or form.count != count:
+        if form is None or form.loops or form.attributes or form.count != count:
             return None
         return form.function(func, self.dtype, self.wide)
 
@@ -208,6 +217,20 @@ class _Run:
         leaves = [operands[place].requires_grad_() for place in wanted]
         with torch.enable_grad():
             return leaves, self.results(tuple(operands), True)
+
+
+def _with_owner(func: Any) -> tuple[Any, Any]:
+    """The function of a method, or that a module runs, and whose it is; None for another function."""
+    if isinstance(func, nn.Module) and type(func).__call__ is nn.Module.__call__ and not has_module_hooks(func):
+        func = func.forward
+    return (func.__func__, func.__self__) if type(func) is types.MethodType else (func, None)
+
+
+def _has_number(owner: Any, name: str) -> bool:
+    """Whether an attribute of an object is a number that is kept in it."""
+    kept = getattr(owner, "__dict__", {})
+    plain = type(owner).__getattribute__ is object.__getattribute__ and not hasattr(type(owner), name)
+    return plain and type(kept.get(name)) in (int, float)
 
 
 def _with_rows(arg: Any, own: bool) -> Any:
@@ -220,12 +243,12 @@ def _with_rows(arg: Any, own: bool) -> Any:
 def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
     """The result of a `vmap` over dim 0 of arguments, None where its lanes have to part."""
     gradient = gradient_of(func)
-    inner = func if gradient is None else gradient.func
+    inner, owner = _with_owner(func if gradient is None else gradient.func)
     form = form_of(inner)
-    if form is None or len(args) != form.count or _watched():
+    if form is None or len(args) + (owner is not None) != form.count or _watched():
         return None
     run = _Run(form, [dim is not None for dim in in_dims], args)
-    if run.size >= form.below or not run.takes(args, inner):
+    if run.size >= form.below or not run.takes(args, inner, owner):
         return None
     if gradient is not None:
         return _gradient(run, gradient, args)

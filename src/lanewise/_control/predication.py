@@ -49,6 +49,7 @@ class Predicated(NamedTuple):
     Attributes:
         node: Its definition.
         free: The names that it takes from around it.
+        attributes: Those of its first argument that it reads.
         branches: How many it had.
         loops: Whether it goes round a loop.
         defined: Whether operations had better be spared numbers for which they are not defined.
@@ -56,6 +57,7 @@ class Predicated(NamedTuple):
 
     node: ast.FunctionDef
     free: frozenset[str]
+    attributes: frozenset[str]
     branches: int
     loops: bool
     defined: bool
@@ -81,7 +83,8 @@ def predicated(node: Function) -> Predicated:
     out = ast.FunctionDef("_lw_masked", new, [*body, ast.Return(load_name(_RESULT))], [], None, None, **fields)
     ast.fix_missing_locations(ast.copy_location(out, node))
     defined = writer.calls >= {_NARROW, _SLOW}
-    return Predicated(out, frozenset(writer.free), writer.branches, writer.loops, defined)
+    free, attributes = frozenset(writer.free), frozenset(writer.attributes)
+    return Predicated(out, free, attributes, writer.branches, writer.loops, defined)
 
 
 class _Loop:
@@ -119,6 +122,7 @@ class _Writer:
         owned: Those of them that no other name stands for the value of.
         bound: Those that surely have a value here.
         free: Names that it takes from around it.
+        first, attributes: The name of its first argument, None if that changes, and what it reads of it.
         branches: The number of branches so far.
         loops: Whether it goes round a loop.
         calls_others: Whether it calls functions of the user's, which may have branches.
@@ -134,6 +138,10 @@ class _Writer:
         self.owned = _owned(body, argument_names(node))
         self.bound = set(argument_names(node))
         self.free: set[str] = set()
+        self.first = next(iter(argument_names(node)), None)
+        if self.first in stores(body):
+            self.first = None
+        self.attributes: set[str] = set()
         self.branches = 0
         self.loops = self.calls_others = False
         self.calls: set[frozenset[str]] = set()
@@ -368,6 +376,9 @@ class _Writer:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in _NUMBERS:
             if node.value.id in ("math", "torch"):
                 return ast.Attribute(self.load(node.value), node.attr, ast.Load())
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.first:
+            self.attributes.add(node.attr)
+            return ast.Attribute(load_name(node.value.id), node.attr, ast.Load())
         raise Unsupported(f"`{type(node).__name__}`")
 
     def choice(self, node: ast.IfExp) -> ast.expr:

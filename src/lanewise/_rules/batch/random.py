@@ -342,14 +342,11 @@ class _OfShape(Function):
     @staticmethod
     def forward(ctx: Any, shape: Tensor, numbers: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(shape, numbers)
-        ctx.set_materialize_grads(False)  # where lanes part, none of them may have a cotangent
         return numbers.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
-        if cotangent is None:
-            return None, None
+    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
         return cotangent * aten._standard_gamma_grad(*ctx.saved_tensors), None
 
 
