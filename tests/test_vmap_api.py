@@ -267,7 +267,14 @@ def _waits(a):
     return a
 
 
-@pytest.mark.parametrize("f", [_asserts, _refuses, _must_be, _divides, _recurs, _logs, _waits])
+def _counts(a):
+    n = int(a.sum())
+    while n != 1:  # never, from zero
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+    return a * n
+
+
+@pytest.mark.parametrize("f", [_asserts, _refuses, _must_be, _divides, _recurs, _logs, _waits, _counts])
 def test_no_lane_fails_a_check(f):
     for _ in range(2):
         assert lw.vmap(f)(torch.zeros(0, 3)).shape == (0, 3)

@@ -155,7 +155,7 @@ class LaneNumber:
         if self.kind is not float:
             return +self
         value = rounded(self.value)
-        if not LaneNumber(bool, value.abs() < 2.0**62):
+        if _rows(value).numel() and not LaneNumber(bool, value.abs() < 2.0**62):
             return for_each_lane(int, LaneNumber(float, value))
         return LaneNumber(int, value.to(torch.int64))
 
@@ -178,7 +178,9 @@ def _rows(value: Tensor) -> Tensor:
     level = _level_of(value)
     if level is None:
         return torch.tensor([value.item()])
-    here: Any = level.here(value) if isinstance(level, LaneLevel) else value
+    part = component(level, value)
+    here: Any = value if part is None else part
+    here = level.here(here) if isinstance(level, LaneLevel) else here
     return rows_of(level, here) if here.mapped else torch.tensor([value.item()])
 
 
@@ -398,6 +400,9 @@ def for_each_lane(function: Callable, *numbers: Any) -> Any:
     count = max([row.shape[0] for row in rows], default=1)
     if level is None or any(row.shape[0] not in (1, count) for row in rows):
         return function(*[n.resolve() if isinstance(n, LaneNumber) else n for n in numbers])
+    if not count:
+        out = function(*[n.resolve() if isinstance(n, LaneNumber) else n for n in numbers])
+        return LaneNumber(type(out), level.wrap(torch.zeros(0, dtype=DTYPES[type(out)]))) if type(out) in RANK else out
     columns = [
         [n] * count
         if not isinstance(n, LaneNumber)

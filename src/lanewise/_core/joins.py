@@ -29,6 +29,7 @@ from lanewise._core.lanes import (
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._core.rows import choose_rows, in_order
+from lanewise._core.unasked import answer
 from lanewise._torch_compat import (
     apply_plainly,
     current_graph_task_id,
@@ -317,14 +318,14 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     Where there are no lanes, zeros or ones.
 
     Raises:
-        Disagreement: All lanes of the level run together, and its function can be run again for that.
+        Disagreement: All lanes of the level run together, or there are none, and its function can be run again for
+            that.
     """
     rows = rows_of(level, value)
     with on_plane(None):
         first = rows[:1]
         if not rows.shape[0]:
-            one = level.answers is not None and level.answers.next()
-            return torch.full(rows.shape[1:], one, dtype=rows.dtype, device=rows.device)
+            return torch.full(rows.shape[1:], answer(level), dtype=rows.dtype, device=rows.device)
         same = rows == first
         if rows.is_floating_point() or rows.is_complex():
             same |= (rows != rows) & (first != first)

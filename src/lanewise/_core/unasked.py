@@ -1,8 +1,13 @@
 """What code that asks for a number is told where there are no lanes, none of which could have given it.
 
-Any answer is right, but not with any does the function return: a check of values that no lane has may find them invalid
-and raise. Then the function is run again, and the last question is answered otherwise.
+Where lanes part, converted code asks no lane, so a function that asks is run like that first. Where that cannot be, any
+answer is right, but not with any does the function return: a check of values that no lane has may find them invalid and
+raise. Then the function is run again, and the last question is answered otherwise.
 """
+
+from typing import Any
+
+from lanewise._core.lanes import Disagreement
 
 # Runs of one function. Each check that must pass costs one.
 _MOST_RUNS = 64
@@ -17,14 +22,17 @@ class Answers:
         given: The answers of this run, and those to give; True for one.
         asked: How many questions this run has asked.
         errors: What earlier runs raised.
+        asks: Whether a run has asked something.
+        parting: Whether the function has been run as one whose lanes part.
     """
 
-    __slots__ = ("given", "asked", "errors")
+    __slots__ = ("given", "asked", "errors", "asks", "parting")
 
     def __init__(self) -> None:
         self.given: list[bool] = []
         self.asked = 0
         self.errors: list[Exception] = []
+        self.asks = self.parting = False
 
     def next(self) -> bool:
         """The answer to one more question."""
@@ -45,3 +53,18 @@ class Answers:
             raise self.errors[0]
         self.given[-1] = True
         self.asked = 0
+
+
+def answer(level: Any) -> bool:
+    """What code is told that asks a level without lanes.
+
+    Raises:
+        Disagreement: The function has not been run as one whose lanes part.
+    """
+    answers = level.answers
+    if answers is None:
+        return False
+    answers.asks = True
+    if not answers.parting and level.restartable:
+        raise Disagreement(level)
+    return answers.next()

@@ -98,7 +98,8 @@ def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before
             hide_own_frames(error)
         raise error
     else:
-        parted.add(code)
+        if level.answers is None:
+            parted.add(code)
         remember(level, code)
     if isinstance(level.journal, Journal):
         level.journal.undo(level)

@@ -250,10 +250,11 @@ def run_lanes(
     code = code_of(call.func)
     whole = not any(dim is not None and by_component(leaf, dim) for leaf, dim in zip(leaves, dims))
     answers = None if length else Answers()
-    if whole and answers is not None and parts(code):
-        with contextlib.suppress(Exception):
-            return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
     while whole and (answers is not None or not parts(code)):
+        if answers is not None and not answers.parting and (answers.asks or parts(code)):
+            answers.parting = True
+            with contextlib.suppress(Exception):
+                return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
         lanes = list(leaves)
         level = BatchLevel(length, randomness, total, start)
         level.answers = answers

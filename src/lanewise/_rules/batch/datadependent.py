@@ -10,6 +10,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.factories import route
 from lanewise._core.joins import part_by
+from lanewise._core.unasked import answer
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise._rules.batch.operands import at_least_1d, common_shape
 from lanewise.errors import LaneValueError, TransformError, at_user_line
@@ -26,8 +27,7 @@ def local_scalar_dense(level, x):
     if not level.mapped(x):
         return level.physical(x).item()
     if not level.size:
-        one = level.answers is not None and level.answers.next()
-        return torch.full((), one, dtype=x.dtype).item()
+        return torch.full((), answer(level), dtype=x.dtype).item()
     numbers = x.value.flatten()
     first = numbers.select(0, 0)
     if bool(((numbers == first) | ((numbers != numbers) & (first != first))).all()):
