@@ -48,6 +48,7 @@ ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
 IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 include_key = torch._C._dispatch_tls_set_dispatch_key_included
+exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 tls_include_set = torch._C._dispatch_tls_local_include_set
 tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
 tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -399,6 +400,18 @@ AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
     if hasattr(DispatchKey, f"Autocast{_name}"):
         AUTOCAST_KEYS = AUTOCAST_KEYS | DispatchKeySet(getattr(DispatchKey, f"Autocast{_name}"))
+
+
+def script_alike(function: object, plain: object) -> None:
+    """Let torch.jit.script take `function` for the operation that it takes `plain` for.
+
+    Without it, what is scripted while a level is open (torch's own formulas of forward mode, at their first use) is an
+    error of the compiler where it calls a function that is led elsewhere.
+    """
+    builtins = torch.jit._builtins  # type: ignore[attr-defined]
+    known = builtins._find_builtin(plain)
+    if known is not None:
+        builtins._register_builtin(function, known)
 
 
 # Scripted code; its calls are led elsewhere where operands are wrappers.

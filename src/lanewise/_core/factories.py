@@ -27,7 +27,7 @@ from lanewise._torch_compat import (
     never_compile,
     operator_names,
     peer_engine_active,
-    tls_is_included,
+    tls_is_excluded,
 )
 from lanewise.errors import LanewiseError
 
@@ -42,18 +42,23 @@ def adopt_results_of(*ops: OpOverload) -> None:
 
 
 def adopt_results_of_name(name: str) -> None:
-    """The same for `torch.<name>`, whose overload must not be routed: torch.tensor and kernels write to its memory."""
+    """The same for `torch.<name>`, a third of the time of what the dispatcher routes; it may be routed besides.
+
+    Overloads of memory that is not filled must not be: torch.tensor and kernels write to it.
+    """
     plain = getattr(torch, name)
 
     @functools.wraps(plain)
     def made(*args: Any, **kwargs: Any) -> Any:
-        level = current_level()
-        if level is None or not tls_is_included(FACTORY_KEY) or kwargs.get("out") is not None:
+        level = None if tls_is_excluded(FACTORY_KEY) else current_level()
+        if level is None or (kwargs and kwargs.get("out") is not None):
             return plain(*args, **kwargs)
-        if any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
-            return plain(*args, **kwargs)
-        leaf = kwargs.pop("requires_grad", False)
-        out = level.adopt(level.below(lambda: made(*args, **kwargs)))
+        for operand in tensors_of(args, kwargs):
+            if _on_plane(operand, level):
+                return plain(*args, **kwargs)
+        leaf = kwargs.pop("requires_grad", False) if kwargs else False
+        run = plain if level.parent is None else made
+        out = level.adopt(level.below(functools.partial(run, **kwargs) if kwargs else run, *args))
         return out.requires_grad_() if leaf else out
 
     never_compile(made)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import inert, pointwise_path, route
+from lanewise._core.hot import inert, plainest_pointwise, pointwise_path, route
 from lanewise._core.journal import keep
 from lanewise._core.missing import functional_twin, lane_loop
 from lanewise._core.paths import choice_path, copied_path, operands_path, paired_path, single_path, write_path
@@ -43,7 +43,8 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
                 else pointwise_path(fast_binding(op), op in SUMS, op is aten.add.Tensor)
             )
             path, twin = _wide_path(op, short), functional_twin(op)
-            route(op, path if twin is None else copied_path(twin, path))
+            plainest = None if rule.mutates else plainest_pointwise(fast_binding(op))
+            route(op, path if twin is None else copied_path(twin, path), plainest)
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
         elif op is aten.dot.default:

@@ -65,6 +65,8 @@ def same_batch(level: BatchLevel, *operands: tuple[Tensor, int]) -> list[Tensor]
     aligned = broadcast_batch(level, *operands)
     cores = [core for _, core in operands]
     shapes = [value.shape[: value.dim() - core] for value, core in zip(aligned, cores, strict=True)]
+    if all(shape == shapes[0] for shape in shapes[1:]) and any(level.mapped(operand) for operand, _ in operands):
+        return aligned
     batch = torch.broadcast_shapes((level.size,) + (1,) * max(t.dim() - c for t, c in operands), *shapes)
     return [
         value.expand(*batch, *value.shape[value.dim() - core :]) for value, core in zip(aligned, cores, strict=True)
@@ -187,7 +189,9 @@ def solve_ex(level, a, b, *, left=True, check_errors=False):
         batch = max(a.dim(), rhs_dims) - 2
         padded = _pad_batch(level, matrix, a.dim() - 2, batch) if level.mapped(a) else matrix
         rhs = _pad_batch(level, rhs, rhs_dims - 2, batch) if level.mapped(b) else rhs
-        if rhs.shape[:-2] != padded.shape[:-2]:
+        if rhs.dim() == 2:
+            rhs = rhs.expand(*padded.shape[:-2], *rhs.shape)
+        elif rhs.shape[:-2] != padded.shape[:-2]:
             rhs = rhs.expand(*torch.broadcast_shapes(rhs.shape[:-2], padded.shape[:-2]), *rhs.shape[-2:])
         x, *factors = aten._linalg_solve_ex(padded, rhs, **options)
         if padded is not matrix:

@@ -1,0 +1,169 @@
+"""The short ways of plain operations: how little of the library they pass, and that nothing is lost on them."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lanewise import grad, vmap
+
+X = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+X = X + 6 * torch.eye(4, dtype=torch.float64)
+W = torch.arange(16.0, dtype=torch.float64).view(4, 4)
+
+
+def python_calls(run: Callable[[], Any]) -> int:
+    """How many functions of Python a call comes to."""
+    count = 0
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count - 1
+
+
+def zeros_like_rows(x: Tensor) -> Tensor:
+    out = x.clone()
+    out[0] = 0.0
+    return out
+
+
+# The operation on x [4, 4] with lanes and u [4, 4] without; the most calls that it may come to.
+FEW: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
+    "select": (lambda x, u: x.select(0, 1), 6),
+    "unsqueeze": (lambda x, u: x.unsqueeze(0), 6),
+    "squeeze": (lambda x, u: x[:1].squeeze(0), 15),
+    "expand to more dims": (lambda x, u: x.expand(2, 4, 4), 6),
+    "view of what has no lanes": (lambda x, u: u.select(0, 1), 8),
+    "sin": (lambda x, u: torch.sin(x), 4),
+    "add": (lambda x, u: torch.add(x, x), 5),
+    "clone": (lambda x, u: x.clone(), 4),
+    "copy_": (lambda x, u: x.copy_(x), 10),
+    "stack": (lambda x, u: torch.stack([x, u, W]), 14),
+    "stack of what has no lanes": (lambda x, u: torch.stack([u, u]), 10),
+    "zeros": (lambda x, u: torch.zeros(4), 7),
+    "solve_triangular": (lambda x, u: torch.linalg.solve_triangular(x, x, upper=False), 45),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_calls_of_python(name: str) -> None:
+    run, most = FEW[name]
+
+    def f(x: Tensor) -> Tensor:
+        x, u = x.clone(), torch.ones(4, 4, dtype=torch.float64)
+        run(x, u)
+        assert python_calls(lambda: run(x, u)) <= most
+        return x
+
+    vmap(f)(X)
+
+
+SAME: dict[str, Callable[[Tensor], Tensor]] = {
+    "stack": lambda x: torch.stack([x, W, torch.ones(4, 4, dtype=x.dtype), x * 2]),
+    "stack, captured first": lambda x: torch.stack([W, x], -1),
+    "stack, no lanes": lambda x: (
+        torch.stack([torch.ones(2, dtype=x.dtype), torch.zeros(2, dtype=x.dtype)], 1) + x[0, 0]
+    ),
+    "cat": lambda x: torch.cat([torch.zeros(1, 4, dtype=x.dtype), x, W[:2]]),
+    "cat, last dim": lambda x: torch.cat([x, torch.zeros(4, 1, dtype=x.dtype)], -1),
+    "stack of dtypes": lambda x: torch.stack([x[0, 0], torch.tensor(1)]),
+    "stack of a view": lambda x: torch.stack([x.T, torch.eye(4, dtype=x.dtype).T[:, :4], W.T]),
+    "expand": lambda x: x[0].expand(2, 3, 4) * x[0, 0].expand(3, 4),
+    "squeeze": lambda x: x[None].squeeze(0).squeeze(1) + x[:, :1].squeeze(-1),
+    "squeeze of a number": lambda x: x[0, 0].squeeze(0),
+    "solve_triangular": lambda x: torch.linalg.solve_triangular(x, W, upper=True, unitriangular=True),
+    "solve_triangular, batch": lambda x: torch.linalg.solve_triangular(x, torch.stack([x, W]), upper=False),
+    "solve, captured vector": lambda x: torch.linalg.solve(x, W[0]),
+    "solve, captured matrix": lambda x: torch.linalg.solve(x, W[:, :2]),
+    "solve, batch of matrices": lambda x: torch.linalg.solve(torch.stack([x, x + W]), W[:, :2]),
+    "a number written": lambda x: zeros_like_rows(x),
+    "copy_ of another dtype": lambda x: x.clone().copy_(torch.arange(4)),
+    "copy_ of what has no lanes": lambda x: x.clone().copy_(torch.arange(4.0, dtype=x.dtype)[None] * 2),
+    "in place with what has no lanes": lambda x: x.clone().add_(torch.ones(4, dtype=x.dtype)).mul_(W),
+    "factories": lambda x: x + torch.eye(4) + torch.arange(4) + torch.full((4,), 2.5) + torch.linspace(0, 1, 4),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_equal_to_the_loop(name: str) -> None:
+    f = SAME[name]
+    out, want = vmap(f)(X), torch.stack([f(x) for x in X])
+    assert out.dtype is want.dtype
+    torch.testing.assert_close(out, want)
+    slopes = []
+    for x in X:
+        leaf = x.clone().requires_grad_()
+        slopes.append(torch.autograd.grad((f(leaf) ** 2).sum(), leaf)[0])
+    torch.testing.assert_close(vmap(grad(lambda x: (f(x) ** 2).sum()))(X), torch.stack(slopes))
+    twice = vmap(lambda x: vmap(f)(torch.stack([x, x + 1])))(X)
+    torch.testing.assert_close(twice, torch.stack([torch.stack([f(x), f(x + 1)]) for x in X]))
+
+
+def test_a_view_shares_its_version_on_every_plane() -> None:
+    def f(x: Tensor) -> Tensor:
+        base, uniform = x.clone(), torch.zeros(4)
+        for view, whole in ((base[0], base), (uniform[1:], uniform), (base.mT, base)):
+            whole.add_(1)
+            assert view._version == whole._version
+            assert view.value._is_view() and view.value._version == whole.value._version  # type: ignore[attr-defined]
+        return base
+
+    vmap(f)(X)
+    with torch.no_grad():
+        vmap(f)(X)
+
+
+def test_a_write_is_noticed_by_what_was_saved() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 1
+        out = (y[0] * y[0]).sum()
+        y.copy_(x * 2)
+        return out
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        vmap(grad(f))(X)
+
+
+def test_sizes_that_torch_refuses() -> None:
+    with pytest.raises(RuntimeError):
+        vmap(lambda x: x.expand(-1, 4, 4))(X)
+    with pytest.raises(RuntimeError):
+        vmap(lambda x: x.expand(4))(X)
+    with pytest.raises(IndexError):
+        vmap(lambda x: x[4])(X)
+    with pytest.raises(IndexError):
+        vmap(lambda x: x.squeeze(2))(X)
+
+
+@pytest.mark.parametrize("number", [2, -1.5, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("index", [0, slice(1, 3), (..., 1), (None, 2), (slice(None), 0)])
+def test_a_number_written(number: Any, dtype: torch.dtype, index: Any) -> None:
+    x = torch.zeros(3, 4, 4, dtype=dtype)
+
+    def f(x: Tensor) -> Tensor:
+        out = x.clone()
+        out[index] = number
+        return out
+
+    torch.testing.assert_close(vmap(f)(x), torch.stack([f(row) for row in x]))
+
+
+def test_scripted_inside() -> None:
+    def scripted(x: Tensor) -> Tensor:
+        return x + torch.zeros(4) + torch.ones(4) + torch.arange(4)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.jit.script(scripted)(x)
+
+    torch.testing.assert_close(vmap(f)(X), X + torch.arange(4.0) + 1)
