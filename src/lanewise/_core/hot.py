@@ -89,30 +89,26 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
             if kind is BatchTensor:
                 if y.level is not level:
                     return NotImplemented
+                if not y.mapped and y.origin is not None:
+                    sync(y)
                 lower = not y.mapped
-                if lower and y.origin is not None:
-                    return NotImplemented
                 y = y.value
                 if y.dtype is not value.dtype:
                     return NotImplemented
                 direct = direct and inert(y)
                 if lower:
                     if y.dim() >= value.dim():
-                        if not direct:
-                            return NotImplemented
-                        value = _of_rank(value, y.dim() + 1)
-                elif y.dim() != value.dim():
-                    if not direct:
-                        return NotImplemented
-                    value, y = _of_one_rank(value, y)
+                        value = at_rank(level, value, y.dim() + 1, direct)
+                elif y.dim() < value.dim():
+                    y = at_rank(level, y, value.dim(), direct)
+                elif y.dim() > value.dim():
+                    value = at_rank(level, value, y.dim(), direct)
             elif kind in PLAIN:
                 if y.dtype is not value.dtype or y.layout is not strided:
                     return NotImplemented
                 direct = direct and inert(y)
                 if y.dim() >= value.dim():
-                    if not direct:
-                        return NotImplemented
-                    value = _of_rank(value, y.dim() + 1)
+                    value = at_rank(level, value, y.dim() + 1, direct)
             elif isinstance(y, Tensor):
                 return NotImplemented
             out = call(value, y) if direct else compute(call, value, y)
@@ -186,9 +182,9 @@ def _of_rank(x: Tensor, rank: int) -> Tensor:
     return x.view(x.shape[0], *[1] * (rank - x.dim()), *x.shape[1:])
 
 
-def _of_one_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """x `[B, *S]` and y `[B, *T]` of one rank."""
-    return (_of_rank(x, y.dim()), y) if x.dim() < y.dim() else (x, _of_rank(y, x.dim()))
+def at_rank(level: Any, x: Tensor, rank: int, direct: bool) -> Tensor:
+    """The same on the plane below, whose operations may be seen there."""
+    return _of_rank(x, rank) if direct else level.below(_of_rank, x, rank)
 
 
 def _uniform_first(call: Callable, args: Any) -> Any:
@@ -199,16 +195,21 @@ def _uniform_first(call: Callable, args: Any) -> Any:
     level = x.level
     if type(y) is not BatchTensor or not y.mapped or y.level is not level or y.home is not level.lanes:
         return NotImplemented
-    return NotImplemented if x.origin is not None else _one_without_lanes(level, call, x.value, y.value)
+    if x.origin is not None:
+        sync(x)
+        if x.mapped:
+            return NotImplemented
+    return _one_without_lanes(level, call, x.value, y.value)
 
 
 def _one_without_lanes(level: Any, call: Callable, x: Tensor, y: Tensor) -> Any:
     """`call` of x `[*S]` and y `[B, *T]`."""
     if x.dtype is not y.dtype:
         return NotImplemented
-    if level.parent is None and inert(x) and inert(y):
-        return level.wrap(call(x, y if x.dim() < y.dim() else _of_rank(y, x.dim() + 1)))
-    return NotImplemented if x.dim() >= y.dim() else level.wrap(level.computed(call, x, y))
+    direct = level.parent is None and inert(x) and inert(y)
+    if x.dim() >= y.dim():
+        y = at_rank(level, y, x.dim() + 1, direct)
+    return level.wrap(call(x, y) if direct else level.computed(call, x, y))
 
 
 def _captured_first(call: Callable, args: Any) -> Any:

@@ -46,15 +46,15 @@ def choice_path(call: Callable) -> Callable:
             if type(arg) is BatchTensor:
                 if arg.level is not level or arg.home is not lanes:
                     return NotImplemented
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
                 value = arg.value
                 if arg.mapped:
                     if rank and value.dim() != rank:
                         return NotImplemented
                     rank = value.dim()
-                elif arg.origin is None:
-                    narrow = max(narrow, value.dim() + 1)
                 else:
-                    return NotImplemented
+                    narrow = max(narrow, value.dim() + 1)
             elif type(arg) in PLAIN and arg.layout is strided:
                 value = arg
                 narrow = max(narrow, value.dim() + 1)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import inert, plainest_pointwise, pointwise_path, route
+from lanewise._core.hot import at_rank, inert, plainest_pointwise, pointwise_path, route
 from lanewise._core.journal import keep
 from lanewise._core.missing import functional_twin, lane_loop
 from lanewise._core.paths import choice_path, copied_path, operands_path, paired_path, single_path, write_path
-from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
+from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of
 from lanewise._core.rows import SUMS
 from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
@@ -84,17 +84,18 @@ def _wide_path(op: OpOverload, short: Callable) -> Callable:
         values: list[Any] = []
         for arg in args:
             if type(arg) is BatchTensor:
-                if arg.level is not level or arg.home is not x.home or not arg.mapped:
+                if arg.level is not level or arg.home is not x.home:
                     return NotImplemented
-                arg = arg.value
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
+                mapped, arg = arg.mapped, arg.value
                 missing = rank - arg.dim()
-                if missing < 0 or (arg.dtype is not dtype and arg.dtype is not torch.bool):
+                if missing < (not mapped) or (arg.dtype is not dtype and arg.dtype is not torch.bool):
                     return NotImplemented
-                if missing:
-                    if not inert(arg):
-                        return NotImplemented
-                    arg = arg.view(arg.shape[0], *[1] * missing, *arg.shape[1:])
-                direct = direct and inert(arg)
+                plain = inert(arg)
+                if missing and mapped:
+                    arg = at_rank(level, arg, rank, level.parent is None and plain)
+                direct = direct and plain
             elif type(arg) is Tensor:
                 if arg.dim() >= rank or (arg.dtype is not dtype and arg.dtype is not torch.bool):
                     return NotImplemented

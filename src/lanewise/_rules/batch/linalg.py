@@ -9,7 +9,13 @@ from lanewise._core.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import ForceDispatchKeyGuard, keys_of_autocast, tls_exclude_set, tls_include_set
+from lanewise._torch_compat import (
+    ForceDispatchKeyGuard,
+    fast_binding,
+    keys_of_autocast,
+    tls_exclude_set,
+    tls_include_set,
+)
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -169,12 +175,19 @@ _factored(aten._linalg_det.default)
 _factored(aten._linalg_slogdet.default)
 
 
+_solve_ex = fast_binding(aten._linalg_solve_ex.default)
+
+
 @lane_rule(aten._linalg_solve_ex.default)
 def solve_ex(level, a, b, *, left=True, check_errors=False):
     """a [B, *batch, n, n], b [B, *batch, n, k] or one vector for each matrix [B, *batch, n] -> x, LU, pivots, info
 
     Whether b holds vectors is decided by the logical shapes: below, a batch of vectors looks like a matrix.
     """
+    if a.dim() == 2 and left and b.dim() in (1, 2) and level.mapped(a) and level.mapped(b):
+        one = b.dim() == 1
+        x, *factors = _solve_ex(a.value, b.value.unsqueeze(-1) if one else b.value, check_errors=check_errors)
+        return (x.squeeze(-1) if one else x, *differentiable_factors(a.value, factors))
     vectors = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
     rhs, rhs_dims = level.physical(b), b.dim()
     if vectors and left:
@@ -264,7 +277,7 @@ def check_errors(level, info, api_name, *, is_matrix):
 def _no_errors(args, kwargs):
     """The short way (hot.py) where there is nothing to report."""
     info = args[0]
-    if type(info) is not BatchTensor or not info.mapped or info.home is not info.level.lanes:
+    if type(info) is not BatchTensor or info.home is not info.level.lanes:
         return NotImplemented
     return None if at_hand(info.value) and not info.value.any() else NotImplemented
 

@@ -126,8 +126,10 @@ def detach(level, x):
 def _detach_lanes(args, kwargs):
     """The same for lanes, which autograd asks for at every result that it saves."""
     x = args[0]
-    if not x.mapped or x.home is not x.level.lanes:
+    if x.home is not x.level.lanes:
         return NotImplemented
+    if not x.mapped:
+        return detach(x.level, x)
     return x.level.wrap(x.level.below(torch.detach, x.value) if cuts_all_planes() else x.value)
 
 
@@ -242,6 +244,10 @@ def _squeezed(value, dim):
     return value.squeeze(_below(value, dim)) if value.dim() > 1 else None
 
 
+def _squeezed_all(value):
+    return value.squeeze() if value.shape[0] != 1 else None
+
+
 def _transposed(value):
     return value.transpose(1, 2) if value.dim() == 3 else None
 
@@ -254,6 +260,9 @@ for _op, _short in {
     aten.select.int: lambda v, dim, index: v.select(_below(v, dim), index),
     aten.slice.Tensor: lambda v, dim=0, *bounds: _slice(v, _below(v, dim), *bounds),
     aten.squeeze.dim: _squeezed,
+    aten.squeeze.default: _squeezed_all,
+    aten.split.Tensor: lambda v, size, dim=0: v.split(size, _below(v, dim)),
+    aten.split_with_sizes.default: lambda v, sizes, dim=0: v.split_with_sizes(sizes, _below(v, dim)),
     aten.t.default: _transposed,
     aten.transpose.int: lambda v, a, b: v.transpose(_below(v, a), _below(v, b)) if v.dim() > 1 else None,
     aten.unbind.int: lambda v, dim=0: v.unbind(_below(v, dim)),
