@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lanewise import grad, vmap
+from lanewise import grad, hessian, jvp, vmap
 
 X = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 X = X + 6 * torch.eye(4, dtype=torch.float64)
 W = torch.arange(16.0, dtype=torch.float64).view(4, 4)
+ROWS = torch.tensor([2, 0, 3])
 
 
 def python_calls(run: Callable[[], Any]) -> int:
@@ -31,9 +33,9 @@ def python_calls(run: Callable[[], Any]) -> int:
     return count - 1
 
 
-def zeros_like_rows(x: Tensor) -> Tensor:
+def written(x: Tensor, index: Any, value: Any) -> Tensor:
     out = x.clone()
-    out[0] = 0.0
+    out[index] = value
     return out
 
 
@@ -51,6 +53,11 @@ FEW: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
     "stack": (lambda x, u: torch.stack([x, u, W]), 14),
     "stack of what has no lanes": (lambda x, u: torch.stack([u, u]), 10),
     "zeros": (lambda x, u: torch.zeros(4), 7),
+    "sum": (lambda x, u: x.sum(), 6),
+    "one_hot": (lambda x, u: F.one_hot((x[0] > 0).long(), 2), 45),
+    "rows by captured numbers": (lambda x, u: x[ROWS], 22),
+    "mse_loss": (lambda x, u: F.mse_loss(x, x), 55),
+    "select_backward": (lambda x, u: torch.ops.aten.select_backward(x[0], [4, 4], 0, 1), 25),
     "solve_triangular": (lambda x, u: torch.linalg.solve_triangular(x, x, upper=False), 45),
 }
 
@@ -86,7 +93,25 @@ SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "solve, captured vector": lambda x: torch.linalg.solve(x, W[0]),
     "solve, captured matrix": lambda x: torch.linalg.solve(x, W[:, :2]),
     "solve, batch of matrices": lambda x: torch.linalg.solve(torch.stack([x, x + W]), W[:, :2]),
-    "a number written": lambda x: zeros_like_rows(x),
+    "rows by captured numbers": lambda x: x[ROWS] * x[:, ROWS[:2]].sum(),
+    "numbers in one dim of three": lambda x: torch.stack([x, 2 * x])[:, ROWS],
+    "a table of numbers": lambda x: x[torch.stack([ROWS, ROWS])],
+    "numbers and none": lambda x: x[None, ROWS],
+    "negative numbers": lambda x: x[-ROWS],
+    "rows put": lambda x: x.index_put((ROWS,), x[:3] * 2, accumulate=True),
+    "columns put": lambda x: written(x, (slice(None), ROWS[:2]), x[:, :2] * 2),
+    "columns put, one for all rows": lambda x: written(x, (slice(None), ROWS[:2]), x[0, :2]),
+    "mse_loss": lambda x: F.mse_loss(x, x.T) + F.mse_loss(x[0], x[1], reduction="sum") + F.mse_loss(x[0], W[0]),
+    "mse_loss, each": lambda x: F.mse_loss(x, x.T, reduction="none") + F.huber_loss(x[0, 0], x[1, 1]),
+    "weighted loss": lambda x: F.binary_cross_entropy(x.sigmoid(), x.T.sigmoid().detach(), weight=x.cos().detach()),
+    "parts put together": lambda x: x[1].sum() + x[:, 2:].prod() * x[0, 3] + x.diagonal().sin(),
+    "parts by splitting": lambda x: x.split(3)[1] * x.split([1, 3], -1)[1].sum() + x.chunk(2, 1)[0].mean(),
+    "ranks and views without lanes": lambda x: x[0, 0] * W.T.clone()[1:] + torch.eye(4, dtype=x.dtype)[1] * x[0, 1],
+    "addcmul without lanes": lambda x: torch.addcmul(x, torch.ones(4, dtype=x.dtype), x[0]).addcdiv(W, x[0, 0] + 9),
+    "where without lanes": lambda x: torch.where(x > 0, torch.eye(4, dtype=x.dtype).T, x),
+    "products without lanes": lambda x: torch.eye(4, dtype=x.dtype).T @ x @ torch.ones(2, 4, dtype=x.dtype).T,
+    "detached, no lanes": lambda x: torch.ones(4, dtype=x.dtype).detach() * x,
+    "a number written": lambda x: written(x, 0, 0.0),
     "copy_ of another dtype": lambda x: x.clone().copy_(torch.arange(4)),
     "copy_ of what has no lanes": lambda x: x.clone().copy_(torch.arange(4.0, dtype=x.dtype)[None] * 2),
     "in place with what has no lanes": lambda x: x.clone().add_(torch.ones(4, dtype=x.dtype)).mul_(W),
@@ -105,6 +130,10 @@ def test_equal_to_the_loop(name: str) -> None:
         leaf = x.clone().requires_grad_()
         slopes.append(torch.autograd.grad((f(leaf) ** 2).sum(), leaf)[0])
     torch.testing.assert_close(vmap(grad(lambda x: (f(x) ** 2).sum()))(X), torch.stack(slopes))
+    tangents = [torch.autograd.functional.jvp(f, x, x)[1] for x in X]
+    torch.testing.assert_close(vmap(lambda x: jvp(f, (x,), (x,))[1])(X), torch.stack(tangents))
+    curved = torch.autograd.functional.hessian(lambda x: (f(x) ** 2).sum(), X[0])
+    torch.testing.assert_close(vmap(hessian(lambda x: (f(x) ** 2).sum()))(X)[0], curved)
     twice = vmap(lambda x: vmap(f)(torch.stack([x, x + 1])))(X)
     torch.testing.assert_close(twice, torch.stack([torch.stack([f(x), f(x + 1)]) for x in X]))
 
@@ -167,3 +196,10 @@ def test_scripted_inside() -> None:
         return torch.jit.script(scripted)(x)
 
     torch.testing.assert_close(vmap(f)(X), X + torch.arange(4.0) + 1)
+
+
+def test_class_values_that_torch_refuses() -> None:
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        vmap(lambda i: F.one_hot(i, 2))(torch.tensor([[0, 1], [2, 0]]))
+    classes = torch.tensor([[0, 1], [1, 0]])
+    torch.testing.assert_close(vmap(lambda i: F.one_hot(i, 3))(classes), F.one_hot(classes, 3))
