@@ -15,15 +15,18 @@ from lanewise._core.rules import Rule
 from lanewise._core.steep import gentle
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
+    OUTSIDE_KEY,
     OpOverload,
     dispatch_mode_count,
     exclude_key,
     fast_binding,
+    include_key,
     is_any_autocast_enabled,
     is_grad_enabled,
     is_inference_mode_enabled,
     make_wrapper,
     tls_is_excluded,
+    tls_is_included,
 )
 
 
@@ -190,6 +193,47 @@ def single_path(rule: Rule) -> Callable:
         return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
 
     return run
+
+
+def plainest_single(rule: Rule) -> Callable | None:
+    """For `hot.route`: the same, of a plain value with the lanes that run."""
+    if rule.guarded:
+        return None
+    compute = rule.run
+
+    def ahead(enter: Callable) -> Callable:
+        def plainest(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+            x = args[0]
+            if type(x) is not BatchTensor or not x.mapped:
+                return enter(cls, func, types, args, kwargs)
+            level = x.level
+            value = x.value
+            if (
+                standing.here is not level
+                or x.home is not level.lanes
+                or level.parent is not None
+                or not inert(value)
+                or not value.is_cpu
+                or is_any_autocast_enabled()
+            ):
+                return enter(cls, func, types, args, kwargs)
+            outside = tls_is_included(OUTSIDE_KEY)
+            if outside:
+                include_key(OUTSIDE_KEY, False)
+            try:
+                out = compute(level, args, kwargs)
+            except FAILURES:
+                out = None
+            finally:
+                if outside:
+                    include_key(OUTSIDE_KEY, True)
+            if out is None:
+                return enter(cls, func, types, args, kwargs)
+            return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+
+        return plainest
+
+    return ahead
 
 
 def view_path(op: OpOverload, call: Callable, otherwise: Callable) -> Callable:

@@ -15,7 +15,15 @@ from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
 from lanewise._core.hot import at_rank, inert, plainest_pointwise, pointwise_path, route
 from lanewise._core.journal import keep
 from lanewise._core.missing import functional_twin, lane_loop
-from lanewise._core.paths import choice_path, copied_path, operands_path, paired_path, single_path, write_path
+from lanewise._core.paths import (
+    choice_path,
+    copied_path,
+    operands_path,
+    paired_path,
+    plainest_single,
+    single_path,
+    write_path,
+)
 from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of
 from lanewise._core.rows import SUMS
 from lanewise._core.rules import Rule, overloads
@@ -30,6 +38,7 @@ _TAKE_PARTS = frozenset(
     "diagonal select slice split split_with_sizes unbind unsafe_split unsafe_split_with_sizes".split()
 )
 _SIZE_NAMES = ("size", "shape", "repeats", "input_sizes", "sizes", "self_size", "input_size")
+_NAMES_OF_EITHER = frozenset(_DIM_NAMES + _SIZE_NAMES)
 
 
 def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags: bool) -> None:
@@ -50,7 +59,7 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
         elif op is aten.dot.default:
             route(op, paired_path(torch.linalg.vecdot, 1, operands_path(rule)))
         elif rule.single:
-            route(op, single_path(rule))
+            route(op, single_path(rule), plainest_single(rule))
         elif rule.plain:
             route(op, operands_path(rule))
 
@@ -397,24 +406,36 @@ def sized(*ops: OpOverload) -> None:
 
 def _sized(op: OpOverload) -> Any:
     schema = op._schema
+    call = fast_binding(op)
     repeats = "repeat" in schema.name
     pads = repeats or "expand" in schema.name
+    places = [(i, arg.name in _SIZE_NAMES) for i, arg in enumerate(schema.arguments) if arg.name in _NAMES_OF_EITHER]
+    tensors = [i for i, arg in enumerate(schema.arguments) if i and "Tensor" in str(arg.type)]
+    positional = sum(not arg.kwarg_only for arg in schema.arguments)
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
-        bound, kwargs = bind(op, args, kwargs)
+        bound = list(args)
+        if len(bound) < positional:
+            bound, kwargs = bind(op, args, kwargs)
         value = level.expanded(bound[0])
         span = 1
-        for position, arg in enumerate(schema.arguments[: len(bound)]):
+        for position, is_size in places:
+            if position >= len(bound):
+                break
             given = bound[position]
-            if arg.name in _SIZE_NAMES and isinstance(given, (list, tuple)):
+            if is_size and isinstance(given, (list, tuple)):
                 span = max(len(given), 1)
                 bound[position] = [1 if repeats else level.size, *given]
                 if pads and value.dim() - 1 < len(given):
                     fill = [1] * (len(given) - value.dim() + 1)
                     value = value.reshape(level.size, *fill, *value.shape[1:])
-            elif arg.name in _DIM_NAMES and isinstance(given, int):
+            elif not is_size and isinstance(given, int):
                 bound[position] = shift_dim(given, span)
-        return op(value, *[map_tensors(level.expanded, arg) for arg in bound[1:]], **kwargs)
+        for position in tensors:
+            if position < len(bound):
+                bound[position] = map_tensors(level.expanded, bound[position])
+        bound[0] = value
+        return call(*bound, **kwargs)
 
     return run
 
