@@ -61,7 +61,7 @@ def _elementwise(op):
         tensors = [arg for arg in bound if isinstance(arg, Tensor)]
         if all(level.mapped(t) and t.shape == tensors[0].shape and t.dtype is tensors[0].dtype for t in tensors):
             reduction, bound[at] = bound[at], NONE
-            values = [arg.value if isinstance(arg, Tensor) else arg for arg in bound]
+            values = [level.physical(arg) if isinstance(arg, Tensor) else arg for arg in bound]
             return reduced(call(*values, **rest), reduction)
         full = (level.size, *common_shape(*tensors))
         align = aligner(level, tensors)
