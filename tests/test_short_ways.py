@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanewise import grad, hessian, jvp, vmap
+from lanewise import grad, hessian, jacrev, jvp, vmap
 from lanewise._core import hot
 
 X = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -236,3 +236,25 @@ def test_few_operations_with_their_gradient(name: str, monkeypatch: pytest.Monke
         monkeypatch.setitem(hot._entries, key, counted)
     vmap(grad(f))(X)
     assert len(passed) <= most, passed
+
+
+def test_operands_of_planes_around() -> None:
+    def f(x: Tensor) -> Tensor:
+        def rows(scale: Tensor) -> Tensor:
+            return (x[0] * scale - scale / x) * (x[0, 0] > scale).double() + x.T * scale.sin()
+
+        return jacrev(rows)(x[1]) + vmap(lambda y: x * y + y * x[0] + y / x - x.T)(x).sum()
+
+    want = []
+    for x in X:
+        slope = torch.autograd.functional.jacobian(
+            lambda s, x=x: (x[0] * s - s / x) * (x[0, 0] > s).double() + x.T * s.sin(), x[1]
+        )
+        want.append(slope + torch.stack([x * y + y * x[0] + y / x - x.T for y in x]).sum())
+    torch.testing.assert_close(vmap(f)(X), torch.stack(want))
+    whole = vmap(lambda i, x: vmap(lambda j: (i * j, j + i, x[0, 0] * j, (i > j) * x))(ROWS))(ROWS, X)
+    loop = [[(i * j, j + i, x[0, 0] * j, (i > j) * x) for j in ROWS] for i, x in zip(ROWS, X)]
+    for k, out in enumerate(whole):
+        each = torch.stack([torch.stack([parts[k] for parts in row]) for row in loop])
+        assert out.dtype is each.dtype
+        torch.testing.assert_close(out, each)

@@ -70,7 +70,7 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
         kind = type(y)
         if home is not level.lanes or (kind is BatchTensor and y.home is not home):
             if kind is BatchTensor and y.level is not level:
-                return NotImplemented
+                return _lower_first(call, x, y)
             aligned = _aligned(level, x, y, sums)
             if aligned is None:
                 return _summed(level, x, y) if adds and kind is BatchTensor else NotImplemented
@@ -86,9 +86,14 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
         if len(args) == 1:
             out = call(value) if direct else compute(call, value)
         else:
-            if kind is BatchTensor:
-                if y.level is not level:
-                    return NotImplemented
+            if kind is BatchTensor and y.level is not level:
+                # Of a plane below: without lanes, unless the lanes here are pairs with its own.
+                if level.lanes is not None or y.level.order > level.order or y.dtype is not value.dtype:
+                    return _lower_first(call, x, y)
+                direct = False
+                if y.dim() >= value.dim():
+                    value = at_rank(level, value, y.dim() + 1, direct)
+            elif kind is BatchTensor:
                 if not y.mapped and y.origin is not None:
                     sync(y)
                 lower = not y.mapped
@@ -187,13 +192,25 @@ def at_rank(level: Any, x: Tensor, rank: int, direct: bool) -> Tensor:
     return _of_rank(x, rank) if direct else level.below(_of_rank, x, rank)
 
 
+def _lower_first(call: Callable, x: BatchTensor, y: BatchTensor) -> Any:
+    """The first operand is of a plane below that of the second: without lanes, as what is captured."""
+    level = y.level
+    if x.level.order > level.order or level.lanes is not None or not y.mapped or y.home is not None:
+        return NotImplemented
+    return _one_without_lanes(level, call, x, y.value)
+
+
 def _uniform_first(call: Callable, args: Any) -> Any:
     """The first operand is the same in all lanes."""
     if len(args) != 2:
         return NotImplemented
     x, y = args
     level = x.level
-    if type(y) is not BatchTensor or not y.mapped or y.level is not level or y.home is not level.lanes:
+    if type(y) is not BatchTensor or not y.mapped:
+        return NotImplemented
+    if y.level is not level:
+        return _lower_first(call, x, y)
+    if y.home is not level.lanes:
         return NotImplemented
     if x.origin is not None:
         sync(x)
