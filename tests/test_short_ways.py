@@ -53,7 +53,7 @@ FEW: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
     "copy_": (lambda x, u: x.copy_(x), 10),
     "stack": (lambda x, u: torch.stack([x, u, W]), 14),
     "stack of what has no lanes": (lambda x, u: torch.stack([u, u]), 10),
-    "zeros": (lambda x, u: torch.zeros(4), 7),
+    "zeros": (lambda x, u: torch.zeros(4), 6),
     "sum": (lambda x, u: x.sum(), 6),
     "one_hot": (lambda x, u: F.one_hot((x[0] > 0).long(), 2), 45),
     "rows by captured numbers": (lambda x, u: x[ROWS], 22),

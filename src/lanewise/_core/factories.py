@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.arrays import tensor_behind
+from lanewise._core.batch import BatchLevel
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, tensors_of
+from lanewise._core.random import is_random
 from lanewise._torch_compat import (
     FACTORY_KEY,
     FACTORY_KEY_NAME,
@@ -42,10 +44,7 @@ def adopt_results_of(*ops: OpOverload) -> None:
 
 
 def adopt_results_of_name(name: str) -> None:
-    """The same for `torch.<name>`, a third of the time of what the dispatcher routes; it may be routed besides.
-
-    Overloads of memory that is not filled must not be: torch.tensor and kernels write to it.
-    """
+    """The same for `torch.<name>`, whose overload must not be routed: torch.tensor and kernels write to its memory."""
     plain = getattr(torch, name)
 
     @functools.wraps(plain)
@@ -178,7 +177,13 @@ def _on_plane(operand: Any, level: Level) -> bool:
 
 
 def _factory_kernel(op: OpOverload) -> Any:
+    call = op._op
+    # Without a tensor among the arguments, nothing needs to be asked but where the code runs.
+    alone = not any("Tensor" in str(argument.type) for argument in op._schema.arguments) and not is_random(op)
+
     def made(*args: Any, **kwargs: Any) -> Any:
+        if alone and isinstance(level := current_level(), BatchLevel):
+            return level.adopt(level.below(functools.partial(call, **kwargs) if kwargs else call, *args))
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
             if (

@@ -75,7 +75,7 @@ def _zero_tangent(size: Any, **options: Any) -> Tensor:
 route(aten._efficientzerotensor.default, _zero_tangent)
 # The operation behind `x.data = new`, by name: the attribute knows what a plain tensor cannot hold.
 route(aten.set_data.default, lambda x, new: setattr(x, "data", new))
-for _name in ("arange", "empty", "empty_like", "empty_strided", "eye", "full", "linspace", "ones", "zeros"):
+for _name in ("empty", "empty_like", "empty_strided"):
     adopt_results_of_name(_name)
 for _name in ("as_tensor", "asarray", "tensor"):
     join_lists_in(_name)
