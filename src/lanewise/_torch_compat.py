@@ -177,6 +177,20 @@ current_graph_task_id = torch._C._current_graph_task_id
 current_autograd_node = torch._C._current_autograd_node
 
 
+def engine_goes_on(node: Any, position: int) -> bool:
+    """Whether the running backward pass needs the gradient of an operand of the operation that a node stands for.
+
+    Those of a Function's `needs_input_grad` are all that need one in some pass. Without it: these.
+    """
+    following = node.next_functions[position][0]
+    if following is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(following)
+    except RuntimeError:
+        return True  # a leaf whose gradient was asked for
+
+
 def operand_shape(node: Any, position: int) -> Any:
     """The shape of an operand of the operation that a node of the graph stands for; None if it needs no gradient."""
     source, place = node.next_functions[position]
