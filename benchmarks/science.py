@@ -159,3 +159,54 @@ def kalman_filter() -> Peers:
     peers = transforms(make)
     peers[LOOP] = lambda: torch.stack([filtered(z) for z in readings])
     return peers
+
+
+@workload("science", 1.0, tolerance=1e-3)
+def gaussian_process() -> Peers:
+    """gradient of a Gaussian process's log likelihood in its length scale, for 16 sets of 40 points"""
+    points, readings, scales = random(16, 40, 2), random(16, 40, seed=1), torch.linspace(0.5, 1.5, 16)
+
+    def loss(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        distances = (x[:, None] - x[None]).square().sum(-1)
+        covariance = torch.exp(-0.5 * distances / scale**2) + 0.1 * torch.eye(40)
+        factor = torch.linalg.cholesky(covariance)
+        whitened = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
+        return 0.5 * whitened.square().sum() + factor.diagonal().log().sum()
+
+    def make(api):
+        mapped = api.vmap(api.grad(loss))
+        return lambda: mapped(scales, points, readings)
+
+    def one(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        leaf = scale.detach().requires_grad_()
+        return torch.autograd.grad(loss(leaf, x, y), leaf)[0]
+
+    peers = transforms(make)
+    peers[LOOP] = lambda: torch.stack([one(*row) for row in zip(scales, points, readings, strict=True)])
+    return peers
+
+
+@workload("science", 1.0)
+def optimal_transport() -> Peers:
+    """gradient of a Sinkhorn distance in one of two clouds of twenty points, fifteen steps, for eight pairs"""
+    first, second = random(8, 20, 2), random(8, 20, 2, seed=1)
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        cost = (x[:, None] - y[None]).square().sum(-1)
+        f, g = torch.zeros(20), torch.zeros(20)
+        for _ in range(15):
+            f = -0.5 * torch.logsumexp((g[None] - cost) / 0.5, 1)
+            g = -0.5 * torch.logsumexp((f[:, None] - cost) / 0.5, 0)
+        return (torch.exp((f[:, None] + g[None] - cost) / 0.5) * cost).sum()
+
+    def make(api):
+        mapped = api.vmap(api.grad(distance))
+        return lambda: mapped(first, second)
+
+    def one(x: Tensor, y: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(distance(leaf, y), leaf)[0]
+
+    peers = transforms(make)
+    peers[LOOP] = lambda: torch.stack([one(*row) for row in zip(first, second, strict=True)])
+    return peers

@@ -48,6 +48,7 @@ ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
 IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 include_key = torch._C._dispatch_tls_set_dispatch_key_included
+exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 tls_include_set = torch._C._dispatch_tls_local_include_set
 tls_exclude_set = torch._C._dispatch_tls_local_exclude_set
 tls_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -174,6 +175,20 @@ current_graph_task_id = torch._C._current_graph_task_id
 
 # Which formula a running backward is in; without it, writing through a mask of lanes has no gradient for the values.
 current_autograd_node = torch._C._current_autograd_node
+
+
+def engine_goes_on(node: Any, position: int) -> bool:
+    """Whether the running backward pass needs the gradient of an operand of the operation that a node stands for.
+
+    Those of a Function's `needs_input_grad` are all that need one in some pass. Without it: these.
+    """
+    following = node.next_functions[position][0]
+    if following is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(following)
+    except RuntimeError:
+        return True  # a leaf whose gradient was asked for
 
 
 def operand_shape(node: Any, position: int) -> Any:
@@ -399,6 +414,18 @@ AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 for _name in ("CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "IPU", "XLA"):
     if hasattr(DispatchKey, f"Autocast{_name}"):
         AUTOCAST_KEYS = AUTOCAST_KEYS | DispatchKeySet(getattr(DispatchKey, f"Autocast{_name}"))
+
+
+def script_alike(function: object, plain: object) -> None:
+    """Let torch.jit.script take `function` for the operation that it takes `plain` for.
+
+    Without it, what is scripted while a level is open (torch's own formulas of forward mode, at their first use) is an
+    error of the compiler where it calls a function that is led elsewhere.
+    """
+    builtins = torch.jit._builtins  # type: ignore[attr-defined]
+    known = builtins._find_builtin(plain)
+    if known is not None:
+        builtins._register_builtin(function, known)
 
 
 # Scripted code; its calls are led elsewhere where operands are wrappers.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lanewise import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from lanewise._core import hot
+from lanewise._rules.batch import linear
 
 LANES, OUT, IN = 3, 4, 2
 
@@ -188,3 +189,43 @@ def test_one_operation_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, OUT)).double().requires_grad_(False)
     vmap(jacrev(net))(_random(LANES, IN))
     assert not {name for name in passed if "mm" in name or name.startswith("aten.t.")}
+
+
+def test_what_nobody_asks_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    for name, own in (
+        ("_for_x", linear._for_x),
+        ("_for_weight", linear._for_weight),
+        ("_for_bias", linear._for_bias),
+    ):
+
+        def counted(*args: Tensor, name: str = name, own: Callable = own) -> Tensor:
+            computed.append(name)
+            return own(*args)
+
+        monkeypatch.setattr(linear, name, counted)
+    net = nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, 1)).double()
+    weights = tuple(net.parameters())
+    rows = _random(LANES, IN)
+
+    def slope(x: Tensor) -> Tensor:
+        return grad(lambda x: net(x).squeeze())(x)
+
+    slopes = vmap(slope)(rows)
+    assert computed == ["_for_x", "_for_x"]
+    torch.testing.assert_close(slopes, torch.stack([torch.autograd.functional.jacobian(net, row)[0] for row in rows]))
+    # Those of captured weights, asked for inside, outside, and of the slopes.
+    inside = vmap(lambda x: torch.autograd.grad(net(x).squeeze(), weights))(rows)
+    plain = [torch.autograd.grad(net(row).squeeze(), weights) for row in rows]
+    torch.testing.assert_close(inside, tuple(torch.stack(parts) for parts in zip(*plain)))
+    some = vmap(lambda x: torch.autograd.grad(net(x).squeeze(), weights[2]))(rows)
+    torch.testing.assert_close(some[0], torch.stack([parts[2] for parts in plain]))
+    whole = torch.autograd.grad(slopes.square().sum(), weights[:3])
+
+    def one(row: Tensor) -> Tensor:
+        leaf = row.clone().requires_grad_()
+        return torch.autograd.grad(net(leaf).squeeze(), leaf, create_graph=True)[0].square().sum()
+
+    torch.testing.assert_close(whole, torch.autograd.grad(torch.stack([one(row) for row in rows]).sum(), weights[:3]))
+    vmap(lambda x: net(x).squeeze().backward())(rows)
+    torch.testing.assert_close(tuple(w.grad for w in weights), tuple(sum(parts) for parts in zip(*plain)))

@@ -19,7 +19,6 @@ from lanewise._core.plane import (
     interpret,
     lift,
     map_tensors,
-    new_wrapper,
     replace_tensors,
     sync,
     wrap_unlifted,
@@ -161,7 +160,9 @@ class BatchLevel(Level):
         """`[*S]`, the same in all lanes -> `[*S]` on this plane; a tensor without strides stays where it is."""
         if value.layout is not torch.strided or value.is_nested:
             return value  # type: ignore[return-value]
-        out = new_wrapper(BatchTensor, value, value.shape, value.stride())
+        out = make_wrapper(
+            BatchTensor, value.shape, value.stride(), None, None, value.dtype, torch.strided, value.device
+        )
         out.value = value
         out.level = self
         forbid_data_pointer(out)
@@ -386,7 +387,7 @@ class BatchLevel(Level):
         """A tensor made inside the function from no lane values: uniform until a lane value is written into it."""
         if is_random(op):
             return self._run(BATCH_RULES[op], op, args, kwargs, False)
-        out = self.below(op, *args) if not kwargs else self.below(lambda: op(*args, **kwargs))
+        out = self.below(op._op, *args) if not kwargs else self.below(lambda: op(*args, **kwargs))
         return self.adopt(out) if isinstance(out, Tensor) else map_tensors(self.adopt, out)
 
 

@@ -15,6 +15,7 @@ from lanewise._core.batch import BatchTensor
 from lanewise._core.hot import inert, same_in_all
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
+from lanewise._core.plane import sync
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     current_graph_task_id,
@@ -206,15 +207,19 @@ def product_method(name: str, forms: dict[tuple, Callable], turned: bool = False
         if not issubclass(kind, Tensor) or not unwatched(level) or _recorded(x):
             return apart(x, y)
         if kind is BatchTensor:
-            if y.level is not level or y.home is not x.home or _recorded(y) or not (y.mapped or y.origin is None):
+            if y.level is not level or y.home is not x.home or _recorded(y):
                 return apart(x, y)
+            if not y.mapped and y.origin is not None:
+                sync(y)
             other, lanes = y.value, y.mapped
         elif kind is Tensor and y.layout is strided and inert(y):
             other, lanes = y, False
         else:
             return apart(x, y)
+        if not x.mapped and x.origin is not None:
+            sync(x)
         value = x.value
-        if x.home is not level.lanes or not (x.mapped or x.origin is None) or value.dtype is not other.dtype:
+        if x.home is not level.lanes or value.dtype is not other.dtype:
             return apart(x, y)
         left, right = ((y, other, lanes), (x, value, x.mapped))[:: 1 if turned else -1]
         form = forms.get((left[2], left[0].dim(), right[2], right[0].dim()))

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.arrays import tensor_behind
+from lanewise._core.batch import BatchLevel
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, tensors_of
+from lanewise._core.random import is_random
 from lanewise._torch_compat import (
     FACTORY_KEY,
     FACTORY_KEY_NAME,
@@ -27,7 +29,7 @@ from lanewise._torch_compat import (
     never_compile,
     operator_names,
     peer_engine_active,
-    tls_is_included,
+    tls_is_excluded,
 )
 from lanewise.errors import LanewiseError
 
@@ -47,13 +49,15 @@ def adopt_results_of_name(name: str) -> None:
 
     @functools.wraps(plain)
     def made(*args: Any, **kwargs: Any) -> Any:
-        level = current_level()
-        if level is None or not tls_is_included(FACTORY_KEY) or kwargs.get("out") is not None:
+        level = None if tls_is_excluded(FACTORY_KEY) else current_level()
+        if level is None or (kwargs and kwargs.get("out") is not None):
             return plain(*args, **kwargs)
-        if any(_on_plane(operand, level) for operand in tensors_of(args, kwargs)):
-            return plain(*args, **kwargs)
-        leaf = kwargs.pop("requires_grad", False)
-        out = level.adopt(level.below(lambda: made(*args, **kwargs)))
+        for operand in tensors_of(args, kwargs):
+            if _on_plane(operand, level):
+                return plain(*args, **kwargs)
+        leaf = kwargs.pop("requires_grad", False) if kwargs else False
+        run = plain if level.parent is None else made
+        out = level.adopt(level.below(functools.partial(run, **kwargs) if kwargs else run, *args))
         return out.requires_grad_() if leaf else out
 
     never_compile(made)
@@ -173,7 +177,13 @@ def _on_plane(operand: Any, level: Level) -> bool:
 
 
 def _factory_kernel(op: OpOverload) -> Any:
+    call = op._op
+    # Without a tensor among the arguments, nothing needs to be asked but where the code runs.
+    alone = not any("Tensor" in str(argument.type) for argument in op._schema.arguments) and not is_random(op)
+
     def made(*args: Any, **kwargs: Any) -> Any:
+        if alone and isinstance(level := current_level(), BatchLevel):
+            return level.adopt(level.below(functools.partial(call, **kwargs) if kwargs else call, *args))
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
             if (

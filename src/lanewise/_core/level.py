@@ -27,6 +27,7 @@ from lanewise._torch_compat import (
     jit_tracing_state,
     never_compile,
     next_node_number,
+    script_alike,
     set_grad_enabled,
     tls_exclude_set,
     tls_include_set,
@@ -86,6 +87,7 @@ def route_name(name: str, routed: Callable) -> None:
     """Let `torch.<name>` lead to `routed` while a level is open."""
     _names.plain[name] = getattr(torch, name)
     _names.routed[name] = routed
+    script_alike(routed, _names.plain[name])
 
 
 class Level:
@@ -288,12 +290,18 @@ def _once(level: Level, out: Any) -> Any:
     return out.value if level.owns(getattr(out, "value", None)) else out
 
 
-@functools.cache
+# By the id of an operation, which is kept beside the answer: torch's hash of one takes longer than the rest.
+_making: dict[int, tuple[Any, bool]] = {}
+
+
 def makes_tensors(op: Any) -> bool:
     """Whether the results of an operation are new tensors."""
-    if op._schema.is_mutable or op.is_view:
-        return False
-    return any("Tensor" in str(result.type) for result in op._schema.returns)
+    known = _making.get(id(op))
+    if known is None:
+        makes = not (op._schema.is_mutable or op.is_view)
+        makes = makes and any("Tensor" in str(result.type) for result in op._schema.returns)
+        known = _making[id(op)] = (op, makes)
+    return known[1]
 
 
 never_compile(run_outside)

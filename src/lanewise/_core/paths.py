@@ -8,10 +8,26 @@ from torch import Tensor, strided
 from lanewise._core.batch import BatchTensor
 from lanewise._core.hot import PLAIN, inert
 from lanewise._core.journal import keep
+from lanewise._core.level import standing
+from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of, tracked, wrap_unlifted
 from lanewise._core.rules import Rule
 from lanewise._core.steep import gentle
-from lanewise._torch_compat import OpOverload, fast_binding, is_any_autocast_enabled, is_grad_enabled
+from lanewise._torch_compat import (
+    ADINPLACE_OR_VIEW_KEY,
+    OUTSIDE_KEY,
+    OpOverload,
+    dispatch_mode_count,
+    exclude_key,
+    fast_binding,
+    include_key,
+    is_any_autocast_enabled,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    make_wrapper,
+    tls_is_excluded,
+    tls_is_included,
+)
 
 
 def choice_path(call: Callable) -> Callable:
@@ -33,15 +49,15 @@ def choice_path(call: Callable) -> Callable:
             if type(arg) is BatchTensor:
                 if arg.level is not level or arg.home is not lanes:
                     return NotImplemented
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
                 value = arg.value
                 if arg.mapped:
                     if rank and value.dim() != rank:
                         return NotImplemented
                     rank = value.dim()
-                elif arg.origin is None:
-                    narrow = max(narrow, value.dim() + 1)
                 else:
-                    return NotImplemented
+                    narrow = max(narrow, value.dim() + 1)
             elif type(arg) in PLAIN and arg.layout is strided:
                 value = arg
                 narrow = max(narrow, value.dim() + 1)
@@ -85,7 +101,7 @@ def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
 
 
 def write_path(call: Callable) -> Callable:
-    """A pointwise operation in place, of one or two operands; version counters need the state of the plane below."""
+    """A pointwise operation in place, of one or two operands."""
 
     def run(args: Any, kwargs: dict) -> Any:
         if kwargs or len(args) > 2:
@@ -95,21 +111,37 @@ def write_path(call: Callable) -> Callable:
             return NotImplemented
         level = x.level
         value = x.value
+        direct = level.parent is None and inert(value)
+        if len(args) == 2:
+            y = args[1]
+            if type(y) is BatchTensor:
+                if y.level is not level or y.home is not x.home:
+                    return NotImplemented
+                if not y.mapped and y.origin is not None:
+                    sync(y)
+                if y.value.dim() != value.dim() if y.mapped else y.value.dim() >= value.dim():
+                    return NotImplemented
+                y = y.value
+                direct = direct and inert(y)
+            elif isinstance(y, Tensor):
+                if type(y) is not Tensor or y.dim() >= value.dim():
+                    return NotImplemented
+                direct = direct and inert(y)
+            args = (value, y)
+        else:
+            args = (value,)
         if level.journal is not None:
             keep(level, value, x.home)
-        if len(args) == 1:
-            level.below(call, value)
-            return x
-        y = args[1]
-        if type(y) is BatchTensor:
-            if y.level is not level or not y.mapped or y.home is not x.home or y.value.dim() != value.dim():
-                return NotImplemented
-            level.below(call, value, y.value)
-            return x
-        if isinstance(y, Tensor):
-            if type(y) is not Tensor or y.dim() >= value.dim():
-                return NotImplemented
-        level.below(call, value, y)
+        if direct and not is_inference_mode_enabled():
+            # With the key, the write counts as a version, as it does on the plane below.
+            excluded = tls_is_excluded(ADINPLACE_OR_VIEW_KEY)
+            exclude_key(ADINPLACE_OR_VIEW_KEY, False)
+            try:
+                call(*args)
+            finally:
+                exclude_key(ADINPLACE_OR_VIEW_KEY, excluded)
+        else:
+            level.below(call, *args)
         return x
 
     return run
@@ -163,6 +195,47 @@ def single_path(rule: Rule) -> Callable:
     return run
 
 
+def plainest_single(rule: Rule) -> Callable | None:
+    """For `hot.route`: the same, of a plain value with the lanes that run."""
+    if rule.guarded:
+        return None
+    compute = rule.run
+
+    def ahead(enter: Callable) -> Callable:
+        def plainest(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+            x = args[0]
+            if type(x) is not BatchTensor or not x.mapped:
+                return enter(cls, func, types, args, kwargs)
+            level = x.level
+            value = x.value
+            if (
+                standing.here is not level
+                or x.home is not level.lanes
+                or level.parent is not None
+                or not inert(value)
+                or not value.is_cpu
+                or is_any_autocast_enabled()
+            ):
+                return enter(cls, func, types, args, kwargs)
+            outside = tls_is_included(OUTSIDE_KEY)
+            if outside:
+                include_key(OUTSIDE_KEY, False)
+            try:
+                out = compute(level, args, kwargs)
+            except FAILURES:
+                out = None
+            finally:
+                if outside:
+                    include_key(OUTSIDE_KEY, True)
+            if out is None:
+                return enter(cls, func, types, args, kwargs)
+            return level.wrap(out) if isinstance(out, Tensor) else map_tensors(level.wrap, out)
+
+        return plainest
+
+    return ahead
+
+
 def view_path(op: OpOverload, call: Callable, otherwise: Callable) -> Callable:
     """A view of one tensor: `call(value, ...)` takes it of the values below, or answers None, for `otherwise` to do."""
     as_it_is = fast_binding(op)
@@ -185,41 +258,127 @@ def view_path(op: OpOverload, call: Callable, otherwise: Callable) -> Callable:
     return run
 
 
+def plainest_view(op: OpOverload, call: Callable) -> Callable:
+    """For `hot.route`: a view of a plain value, with the lanes that run or the same in all; `call` is for those.
+
+    Below autograd, torch leaves out that a view shares its version with what it is a view of, but for this key.
+    """
+    as_it_is = fast_binding(op)
+
+    def ahead(enter: Callable) -> Callable:
+        def plainest(cls: type, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+            x = args[0]
+            if kwargs or type(x) is not BatchTensor:
+                return enter(cls, func, types, args, kwargs)
+            if not x.mapped and x.origin is not None:
+                sync(x)
+            mapped = x.mapped
+            level = x.level
+            value = x.value
+            if (
+                standing.here is not level
+                or x.home is not level.lanes
+                or level.parent is not None
+                or not inert(value)
+                or not level.grad_mode
+                or is_inference_mode_enabled()
+            ):
+                return enter(cls, func, types, args, kwargs)
+            excluded = tls_is_excluded(ADINPLACE_OR_VIEW_KEY)
+            exclude_key(ADINPLACE_OR_VIEW_KEY, False)
+            try:
+                out = call(value, *args[1:]) if mapped else as_it_is(value, *args[1:])
+            except FAILURES:
+                out = None
+            finally:
+                exclude_key(ADINPLACE_OR_VIEW_KEY, excluded)
+            if out is None:
+                return enter(cls, func, types, args, kwargs)
+            if not mapped:
+                return wrap_unlifted(level, op, args, kwargs, out)
+            if not isinstance(out, Tensor):
+                return [level.wrap(part) for part in out]
+            wrapper = make_wrapper(
+                BatchTensor, out.shape[1:], out.stride()[1:], None, None, out.dtype, strided, out.device
+            )
+            wrapper.value = out
+            wrapper.level = level
+            wrapper.mapped = True
+            wrapper.home = x.home
+            return wrapper
+
+        return plainest
+
+    return ahead
+
+
 def joined_path(call: Callable, new_dim: bool) -> Callable:
-    """`call(tensors, dim)` puts tensors side by side, along a dim of theirs or a new one."""
+    """`call(tensors, dim)` puts tensors side by side, along a dim of theirs or a new one.
+
+    Some, or all, may be the same in all lanes.
+    """
 
     def run(args: Any, kwargs: dict) -> Any:
         tensors = args[0]
-        if kwargs or not tensors or type(first := tensors[0]) is not BatchTensor:
+        level: Any = None
+        mapped = False
+        for tensor in tensors:
+            if type(tensor) is BatchTensor:
+                if level is None:
+                    level = tensor.level
+                elif tensor.level is not level:
+                    return NotImplemented
+                if not tensor.mapped and tensor.origin is not None:
+                    sync(tensor)
+                mapped = mapped or tensor.mapped
+        if level is None or kwargs:
             return NotImplemented
-        level = first.level
         home = level.lanes
-        rank, dtype = first.value.dim(), first.value.dtype
         direct = level.parent is None
+        rank, dtype = -1, None
         values: list[Tensor] = []
         for tensor in tensors:
-            if type(tensor) is not BatchTensor or tensor.level is not level or not tensor.mapped:
+            if type(tensor) is BatchTensor:
+                value = tensor.value
+                if tensor.home is not home:
+                    return NotImplemented
+                if mapped and not tensor.mapped:
+                    value = value.expand(level.size, *value.shape) if inert(value) else None
+            elif type(tensor) in PLAIN and tensor.layout is strided and inert(tensor):
+                value = tensor.expand(level.size, *tensor.shape) if mapped else tensor
+            else:
                 return NotImplemented
-            value = tensor.value
-            if tensor.home is not home or value.dim() != rank or value.dtype is not dtype:
+            if value is None:
+                return NotImplemented
+            if rank < 0:
+                rank, dtype = value.dim(), value.dtype
+            elif value.dim() != rank or value.dtype is not dtype:
                 return NotImplemented
             direct = direct and inert(value)
             values.append(value)
         dim = args[1] if len(args) > 1 else 0
-        if dim < (-rank if new_dim else 1 - rank) or (rank == 1 and not new_dim):
+        if mapped:
+            if dim < (-rank if new_dim else 1 - rank) or (rank == 1 and not new_dim):
+                return NotImplemented
+            dim = dim + 1 if dim >= 0 else dim
+        if not direct:
+            out = level.below(call, values, dim)
+        elif is_any_autocast_enabled() or dispatch_mode_count():
             return NotImplemented
-        dim = dim + 1 if dim >= 0 else dim
-        return level.wrap(call(values, dim) if direct else level.below(call, values, dim))
+        else:
+            out = call(values, dim)
+        return level.wrap(out) if mapped else level.adopt(out)
 
     return run
 
 
 def operands_path(rule: Rule) -> Callable:
-    """An operation on a few tensors, none of them in a list; some may be the same in all lanes."""
+    """An operation on a few tensors, none of them in a list or an option; some may be the same in all lanes."""
 
     def run(args: Any, kwargs: dict) -> Any:
-        if kwargs:
-            return NotImplemented
+        for option in kwargs.values():
+            if isinstance(option, Tensor):
+                return NotImplemented
         level: Any = None
         for arg in args:
             if type(arg) is BatchTensor and arg.level is not level:

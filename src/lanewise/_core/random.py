@@ -1,7 +1,6 @@
 """What random operations may do on a batch plane, and the errors where they may not."""
 
 from collections import OrderedDict
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,10 +12,17 @@ from lanewise.errors import RandomnessError, at_user_line
 _UNTAGGED = frozenset({"aten::_sample_dirichlet", "aten::binomial", "aten::random", "aten::random_"})
 
 
-@cache
+# By the id of an operation, which is kept beside the answer: torch's hash of one takes longer than the rest.
+_drawing: dict[int, tuple[Any, bool]] = {}
+
+
 def is_random(op: Any) -> bool:
     """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags or op._schema.name in _UNTAGGED
+    known = _drawing.get(id(op))
+    if known is None:
+        draws = torch.Tag.nondeterministic_seeded in op.tags or op._schema.name in _UNTAGGED
+        known = _drawing[id(op)] = (op, draws)
+    return known[1]
 
 
 def check_random(level: Any, op: Any) -> None:

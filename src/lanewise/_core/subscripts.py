@@ -20,6 +20,9 @@ _index = fast_binding(torch.ops.aten.index.Tensor)
 _get = Tensor.__getitem__
 _set = Tensor.__setitem__
 
+# What indexes a view.
+_PLACES = frozenset({int, slice, type(None), type(Ellipsis)})
+
 
 def get_item(x: Tensor, index: Any) -> Tensor:
     """`x[index]`."""
@@ -92,7 +95,11 @@ def _set_item(x: Tensor, index: Any, value: Any) -> None:
     if not any(isinstance(entry, Plane) and _is_lane_number(entry) for entry in entries) or any(
         isinstance(entry, (Tensor, list, tuple)) and not _is_lane_number(entry) for entry in entries
     ):
-        _set(x, index, value)
+        if type(value) in (float, int) and x.is_floating_point() and _PLACES.issuperset(map(type, entries)):
+            # torch makes a tensor of the number, here one of the plane, and copies that.
+            _get(x, index).fill_(value)
+        else:
+            _set(x, index, value)
         return
     if isinstance(value, Tensor) and parts_by_number(entries):
         value = value.clone()  # it may be a view of x, in `x[i] = x[i]`

@@ -1,7 +1,7 @@
 """`torch.einsum`: the lanes are one more letter, so that one call serves all of them.
 
-Otherwise it falls apart into a dozen views on lanes around one product. Where autograd records them, two operands are
-brought to that product by no more views than it takes.
+Otherwise it falls apart into a dozen views on lanes around each product. Where autograd records them, operands are
+brought to products of two by no more views than it takes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def _einsum(*args: Any) -> Tensor:
         operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
         equation = _with_lanes(level, args[0], operands) if unwatched(level, operands) else None
         if equation is None:
-            product = _as_product(args[0], *operands) if len(operands) == 2 and _has_lanes(level, operands) else None
+            product = _as_products(args[0], *operands) if len(operands) > 1 and _has_lanes(level, operands) else None
             return _plain(*args) if product is None else product
         return level.wrap(level.below(_einsum, equation, *[level.physical(operand) for operand in operands]))
     return _plain(*args)
@@ -56,6 +56,24 @@ def _with_lanes(level: BatchLevel, equation: str, operands: Sequence[Any]) -> st
 
 def _has_lanes(level: BatchLevel, operands: Sequence[Any]) -> bool:
     return all(isinstance(operand, Tensor) for operand in operands) and any(map(level.mapped, operands))
+
+
+def _as_products(equation: str, *operands: Any) -> Tensor | None:
+    """Products of two at a time, from the left as torch takes them; None where one is no product of matrices."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms, rest = left.split(","), list(operands)
+    if len(terms) != len(rest) or "." in equation:
+        return None
+    if not arrow:
+        right = "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
+    while len(terms) > 2:
+        later = "".join(terms[2:]) + right
+        kept = "".join(dict.fromkeys(c for c in terms[0] + terms[1] if c in later))
+        first = _as_product(f"{terms[0]},{terms[1]}->{kept}", rest[0], rest[1])
+        if first is None:
+            return None
+        terms[:2], rest[:2] = [kept], [first]
+    return _as_product(f"{','.join(terms)}->{right}", *rest)
 
 
 def _as_product(equation: str, x: Tensor, y: Tensor) -> Tensor | None:

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BATCH_RULES, BatchLevel
+from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
+from lanewise._core.direct import unwatched
 from lanewise._core.factories import route, unrouted
 from lanewise._core.missing import no_strides
+from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import lane_rule
-from lanewise._torch_compat import current_autograd_node
+from lanewise._torch_compat import current_autograd_node, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -234,6 +236,11 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
                 "one_hot(x, num_classes=10)",
             )
         )
+    if type(x) is BatchTensor and x.mapped and num_classes > 0 and unwatched(x.level) and x.home is x.level.lanes:
+        try:
+            return x.level.wrap(x.level.below(_plain_one_hot, x.value, num_classes))
+        except FAILURES:
+            pass  # for some lanes only, perhaps
     if num_classes == -1:
         num_classes = int(x.max()) + 1
     aten._assert_async.msg((x >= 0).all(), "Class values must be non-negative.")
@@ -241,4 +248,5 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 
+_plain_one_hot = fast_binding(aten.one_hot.default)
 route(aten.one_hot.default, _one_hot)

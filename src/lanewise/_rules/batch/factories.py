@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel
+from lanewise._core import hot
+from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.factories import (
     adopt_results_of,
     adopt_results_of_name,
@@ -14,6 +15,7 @@ from lanewise._core.factories import (
     route_past,
 )
 from lanewise._core.level import on_plane
+from lanewise._core.paths import single_path
 from lanewise._core.plane import Plane
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise.errors import TransformError, at_user_line, check_not_linearized
@@ -118,6 +120,7 @@ for _op in (
     aten.zeros_like.default,
 ):
     _copies(_op)
+hot.route(aten.clone.default, single_path(BATCH_RULES[aten.clone.default]), hot.plainest_pointwise(torch.clone))
 
 
 def _not_linearized(x: Any, size: Any, **options: Any) -> Any:

@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import inert, pointwise_path, route
+from lanewise._core.hot import at_rank, inert, plainest_pointwise, pointwise_path, route
 from lanewise._core.journal import keep
 from lanewise._core.missing import functional_twin, lane_loop
-from lanewise._core.paths import choice_path, copied_path, operands_path, paired_path, single_path, write_path
-from lanewise._core.plane import map_tensors, replace_tensors, tensors_of
+from lanewise._core.paths import (
+    choice_path,
+    copied_path,
+    operands_path,
+    paired_path,
+    plainest_single,
+    single_path,
+    write_path,
+)
+from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of
 from lanewise._core.rows import SUMS
 from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
@@ -30,6 +38,7 @@ _TAKE_PARTS = frozenset(
     "diagonal select slice split split_with_sizes unbind unsafe_split unsafe_split_with_sizes".split()
 )
 _SIZE_NAMES = ("size", "shape", "repeats", "input_sizes", "sizes", "self_size", "input_size")
+_NAMES_OF_EITHER = frozenset(_DIM_NAMES + _SIZE_NAMES)
 
 
 def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags: bool) -> None:
@@ -43,13 +52,14 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
                 else pointwise_path(fast_binding(op), op in SUMS, op is aten.add.Tensor)
             )
             path, twin = _wide_path(op, short), functional_twin(op)
-            route(op, path if twin is None else copied_path(twin, path))
+            plainest = None if rule.mutates else plainest_pointwise(fast_binding(op))
+            route(op, path if twin is None else copied_path(twin, path), plainest)
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
         elif op is aten.dot.default:
             route(op, paired_path(torch.linalg.vecdot, 1, operands_path(rule)))
         elif rule.single:
-            route(op, single_path(rule))
+            route(op, single_path(rule), plainest_single(rule))
         elif rule.plain:
             route(op, operands_path(rule))
 
@@ -83,17 +93,18 @@ def _wide_path(op: OpOverload, short: Callable) -> Callable:
         values: list[Any] = []
         for arg in args:
             if type(arg) is BatchTensor:
-                if arg.level is not level or arg.home is not x.home or not arg.mapped:
+                if arg.level is not level or arg.home is not x.home:
                     return NotImplemented
-                arg = arg.value
+                if not arg.mapped and arg.origin is not None:
+                    sync(arg)
+                mapped, arg = arg.mapped, arg.value
                 missing = rank - arg.dim()
-                if missing < 0 or (arg.dtype is not dtype and arg.dtype is not torch.bool):
+                if missing < (not mapped) or (arg.dtype is not dtype and arg.dtype is not torch.bool):
                     return NotImplemented
-                if missing:
-                    if not inert(arg):
-                        return NotImplemented
-                    arg = arg.view(arg.shape[0], *[1] * missing, *arg.shape[1:])
-                direct = direct and inert(arg)
+                plain = inert(arg)
+                if missing and mapped:
+                    arg = at_rank(level, arg, rank, level.parent is None and plain)
+                direct = direct and plain
             elif type(arg) is Tensor:
                 if arg.dim() >= rank or (arg.dtype is not dtype and arg.dtype is not torch.bool):
                     return NotImplemented
@@ -395,24 +406,36 @@ def sized(*ops: OpOverload) -> None:
 
 def _sized(op: OpOverload) -> Any:
     schema = op._schema
+    call = fast_binding(op)
     repeats = "repeat" in schema.name
     pads = repeats or "expand" in schema.name
+    places = [(i, arg.name in _SIZE_NAMES) for i, arg in enumerate(schema.arguments) if arg.name in _NAMES_OF_EITHER]
+    tensors = [i for i, arg in enumerate(schema.arguments) if i and "Tensor" in str(arg.type)]
+    positional = sum(not arg.kwarg_only for arg in schema.arguments)
 
     def run(level: BatchLevel, args: tuple, kwargs: dict) -> Any:
-        bound, kwargs = bind(op, args, kwargs)
+        bound = list(args)
+        if len(bound) < positional:
+            bound, kwargs = bind(op, args, kwargs)
         value = level.expanded(bound[0])
         span = 1
-        for position, arg in enumerate(schema.arguments[: len(bound)]):
+        for position, is_size in places:
+            if position >= len(bound):
+                break
             given = bound[position]
-            if arg.name in _SIZE_NAMES and isinstance(given, (list, tuple)):
+            if is_size and isinstance(given, (list, tuple)):
                 span = max(len(given), 1)
                 bound[position] = [1 if repeats else level.size, *given]
                 if pads and value.dim() - 1 < len(given):
                     fill = [1] * (len(given) - value.dim() + 1)
                     value = value.reshape(level.size, *fill, *value.shape[1:])
-            elif arg.name in _DIM_NAMES and isinstance(given, int):
+            elif not is_size and isinstance(given, int):
                 bound[position] = shift_dim(given, span)
-        return op(value, *[map_tensors(level.expanded, arg) for arg in bound[1:]], **kwargs)
+        for position in tensors:
+            if position < len(bound):
+                bound[position] = map_tensors(level.expanded, bound[position])
+        bound[0] = value
+        return call(*bound, **kwargs)
 
     return run
 

@@ -233,6 +233,14 @@ def _own_numbers(level: BatchLevel, x: Tensor, indices: list) -> list[Tensor] | 
     return numbers
 
 
+def _is_one_without_lanes(x: Tensor, indices: list[Tensor | None]) -> bool:
+    """Whether the last index is the only one, of plain numbers: what it picks stays in its place."""
+    last = indices[-1]
+    if type(last) is not Tensor or last.dtype is not torch.int64 or len(indices) > x.dim():
+        return False
+    return all(index is None for index in indices[:-1])
+
+
 def _check_mask(x: Tensor, first: int, mask: Tensor) -> None:
     for k, extent in enumerate(mask.shape):
         if first + k >= x.dim() or x.shape[first + k] != extent:
@@ -267,6 +275,8 @@ def _index(op):
     @lane_rule(op)
     def index(level, x, indices):
         """x [B, *S] or [*S], each index [B, *I], [*I] or None -> [B, *result]"""
+        if level.mapped(x) and _is_one_without_lanes(x, indices):
+            return call(x.value, [None, *indices])
         numbers = _own_numbers(level, x, indices)
         if numbers is not None:
             value, lanes = level.physical(x), level.mapped(x)
@@ -329,6 +339,9 @@ def _index_put(op):
     @lane_rule(op)
     def index_put(level, x, indices, values, accumulate=False, *rest):
         """x [B, *S] or [*S], each index [B, *I], [*I] or None, values broadcast to the result -> [B, *S]"""
+        if level.mapped(x) and level.mapped(values) and _is_one_without_lanes(x, indices):
+            if values.dim() == x.dim() - 1 + indices[-1].dim():
+                return call(x.value, [None, *indices], values.value, accumulate, *rest)
         numbers = _own_numbers(level, x, indices) if level.mapped(x) else None
         if numbers is not None and level.mapped(values) and values.dim() == x.dim() - len(numbers) + indices[0].dim():
             where = [lane_numbers(level, x.value, numbers[0].dim()), *numbers]

@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core import hot
 from lanewise._core.factories import route
 from lanewise._core.missing import lane_loop
+from lanewise._core.paths import write_path
 from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_least_1d, lane_numbers
 from lanewise._torch_compat import operator_names
@@ -20,6 +22,9 @@ def copy_(level, x, source, non_blocking=False):
     """x [B, *S] <- source [B, *T] or [*T], broadcast"""
     align = aligner(level, [x, source], promote=False)
     return x.value.copy_(align(source), non_blocking)
+
+
+hot.route(aten.copy_.default, write_path(aten.copy_.default._op))
 
 
 def _check_filling(value):

@@ -9,7 +9,13 @@ from lanewise._core.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import ForceDispatchKeyGuard, keys_of_autocast, tls_exclude_set, tls_include_set
+from lanewise._torch_compat import (
+    ForceDispatchKeyGuard,
+    fast_binding,
+    keys_of_autocast,
+    tls_exclude_set,
+    tls_include_set,
+)
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -65,6 +71,8 @@ def same_batch(level: BatchLevel, *operands: tuple[Tensor, int]) -> list[Tensor]
     aligned = broadcast_batch(level, *operands)
     cores = [core for _, core in operands]
     shapes = [value.shape[: value.dim() - core] for value, core in zip(aligned, cores, strict=True)]
+    if all(shape == shapes[0] for shape in shapes[1:]) and any(level.mapped(operand) for operand, _ in operands):
+        return aligned
     batch = torch.broadcast_shapes((level.size,) + (1,) * max(t.dim() - c for t, c in operands), *shapes)
     return [
         value.expand(*batch, *value.shape[value.dim() - core :]) for value, core in zip(aligned, cores, strict=True)
@@ -167,12 +175,19 @@ _factored(aten._linalg_det.default)
 _factored(aten._linalg_slogdet.default)
 
 
+_solve_ex = fast_binding(aten._linalg_solve_ex.default)
+
+
 @lane_rule(aten._linalg_solve_ex.default)
 def solve_ex(level, a, b, *, left=True, check_errors=False):
     """a [B, *batch, n, n], b [B, *batch, n, k] or one vector for each matrix [B, *batch, n] -> x, LU, pivots, info
 
     Whether b holds vectors is decided by the logical shapes: below, a batch of vectors looks like a matrix.
     """
+    if a.dim() == 2 and left and b.dim() in (1, 2) and level.mapped(a) and level.mapped(b):
+        one = b.dim() == 1
+        x, *factors = _solve_ex(a.value, b.value.unsqueeze(-1) if one else b.value, check_errors=check_errors)
+        return (x.squeeze(-1) if one else x, *differentiable_factors(a.value, factors))
     vectors = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
     rhs, rhs_dims = level.physical(b), b.dim()
     if vectors and left:
@@ -187,7 +202,9 @@ def solve_ex(level, a, b, *, left=True, check_errors=False):
         batch = max(a.dim(), rhs_dims) - 2
         padded = _pad_batch(level, matrix, a.dim() - 2, batch) if level.mapped(a) else matrix
         rhs = _pad_batch(level, rhs, rhs_dims - 2, batch) if level.mapped(b) else rhs
-        if rhs.shape[:-2] != padded.shape[:-2]:
+        if rhs.dim() == 2:
+            rhs = rhs.expand(*padded.shape[:-2], *rhs.shape)
+        elif rhs.shape[:-2] != padded.shape[:-2]:
             rhs = rhs.expand(*torch.broadcast_shapes(rhs.shape[:-2], padded.shape[:-2]), *rhs.shape[-2:])
         x, *factors = aten._linalg_solve_ex(padded, rhs, **options)
         if padded is not matrix:
@@ -260,7 +277,7 @@ def check_errors(level, info, api_name, *, is_matrix):
 def _no_errors(args, kwargs):
     """The short way (hot.py) where there is nothing to report."""
     info = args[0]
-    if type(info) is not BatchTensor or not info.mapped or info.home is not info.level.lanes:
+    if type(info) is not BatchTensor or info.home is not info.level.lanes:
         return NotImplemented
     return None if at_hand(info.value) and not info.value.any() else NotImplemented
 

@@ -17,7 +17,7 @@ from lanewise._core.factories import route_past
 from lanewise._core.hot import PLAIN
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._rules.batch.matmul import product
-from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
+from lanewise._torch_compat import apply_plainly, engine_goes_on, is_grad_enabled, set_grad_enabled
 
 aten = torch.ops.aten
 
@@ -85,7 +85,9 @@ class _Linear(Function):
         if cotangent is None:
             return None, None, None
         x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
+        for_x, for_weight, for_bias = (
+            needed and engine_goes_on(ctx, position) for position, needed in enumerate(ctx.needs_input_grad)
+        )
         return (
             _for_x(cotangent, weight) if for_x else None,
             _for_weight(cotangent, x) if for_weight else None,

@@ -9,6 +9,7 @@ from lanewise._core.factories import route, unrouted
 from lanewise._core.missing import lane_loop
 from lanewise._rules.batch.families import aligner, bind, decompose, lane_rule
 from lanewise._rules.batch.operands import common_shape
+from lanewise._torch_compat import fast_binding
 
 aten = torch.ops.aten
 
@@ -21,7 +22,7 @@ def reduced(losses: Tensor, reduction: int) -> Tensor:
         return losses
     if losses.dim() == 1:
         return losses
-    flat = losses.flatten(1)
+    flat = losses.flatten(1) if losses.dim() > 2 else losses
     return flat.mean(1) if reduction == MEAN else flat.sum(1)
 
 
@@ -51,12 +52,17 @@ route(aten.broadcast_tensors.default, _broadcast_tensors)
 def _elementwise(op):
     """A loss of (input, target[, weights], reduction, ...)."""
     at = [arg.name for arg in op._schema.arguments].index("reduction")
+    call = fast_binding(op)
 
     @lane_rule(op)
     def loss(level, *args, **kwargs):
         """input, target [B, *S] -> [B] or [B, *S]"""
         bound, rest = bind(op, args, kwargs)
         tensors = [arg for arg in bound if isinstance(arg, Tensor)]
+        if all(level.mapped(t) and t.shape == tensors[0].shape and t.dtype is tensors[0].dtype for t in tensors):
+            reduction, bound[at] = bound[at], NONE
+            values = [level.physical(arg) if isinstance(arg, Tensor) else arg for arg in bound]
+            return reduced(call(*values, **rest), reduction)
         full = (level.size, *common_shape(*tensors))
         align = aligner(level, tensors)
         reduction, bound[at] = bound[at], NONE

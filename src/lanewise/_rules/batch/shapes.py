@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.factories import route_past
 from lanewise._core.hot import route
 from lanewise._core.paths import joined_path
 from lanewise._rules.batch.families import (
@@ -293,3 +294,28 @@ def resize_(level: BatchLevel, x, size, *, memory_format=None):
 
 
 decompose(aten.resize_as_.default, lambda x, other, *, memory_format=None: x.resize_(other.shape))
+
+
+# --- circular padding ------------------------------------------------------------------------------------------------
+
+
+def _pad_circular(x, pad):
+    """x [*S] with lanes -> its ends joined to it: torch copies part after part into memory that it makes"""
+    extents = x.shape[x.dim() - len(pad) // 2 :][::-1]
+    sides = list(zip(pad[::2], pad[1::2], strict=False))
+    if type(x) is not BatchTensor or 2 * x.dim() - len(pad) not in (2, 4):
+        return NotImplemented
+    if any(not 0 <= side <= extent for extent, both in zip(extents, sides, strict=False) for side in both):
+        return NotImplemented
+    for k, ((before, after), extent) in enumerate(zip(sides, extents, strict=True)):
+        dim = -1 - k
+        parts = [
+            *([x.narrow(dim, extent - before, before)] if before else ()),
+            x,
+            *([x.narrow(dim, 0, after)] if after else ()),
+        ]
+        x = torch.cat(parts, dim) if len(parts) > 1 else x
+    return x if any(pad) else NotImplemented
+
+
+route_past(aten._pad_circular.default, _pad_circular)

@@ -8,7 +8,7 @@ from torch import Tensor
 from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.factories import route_past
 from lanewise._core.hot import route
-from lanewise._core.paths import single_path, view_path
+from lanewise._core.paths import plainest_view, single_path, view_path
 from lanewise._core.plane import Plane, refit_in_place, sync
 from lanewise._core.saved import cuts_all_planes
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dim, shift_dims, too_few_dims
@@ -34,6 +34,14 @@ def expand(level, x, size, *, implicit=False):
     """x [B, *S] -> [B, *size]"""
     value = x.value
     new_dims = len(size) - x.dim()
+    if -1 in size[: max(new_dims, 0)]:
+        raise TransformError(
+            at_user_line(
+                f"expand({list(size)}): The expanded size of the tensor (-1) isn't allowed in a leading, non-existing "
+                f"dimension {list(size).index(-1)}: in one lane the tensor is {list(x.shape)}",
+                "x.expand(1, *x.shape)",
+            )
+        )
     if new_dims:
         value = value.reshape(level.size, *([1] * new_dims), *x.shape)
     return value.expand(level.size, *size)
@@ -118,8 +126,10 @@ def detach(level, x):
 def _detach_lanes(args, kwargs):
     """The same for lanes, which autograd asks for at every result that it saves."""
     x = args[0]
-    if not x.mapped or x.home is not x.level.lanes:
+    if x.home is not x.level.lanes:
         return NotImplemented
+    if not x.mapped:
+        return detach(x.level, x)
     return x.level.wrap(x.level.below(torch.detach, x.value) if cuts_all_planes() else x.value)
 
 
@@ -218,11 +228,24 @@ def _below(value, dim, dims=0):
 
 
 def _expand(value, size):
-    return value.expand(value.shape[0], *size) if len(size) == value.dim() - 1 else None
+    missing = len(size) - value.dim() + 1
+    if missing:
+        if -1 in size[:missing]:
+            return None
+        value = value.view(value.shape[0], *[1] * missing, *value.shape[1:])
+    return value.expand(value.shape[0], *size)
 
 
 def _view(value, size):
     return value.view(value.shape[0], *size) if value.shape[0] else None
+
+
+def _squeezed(value, dim):
+    return value.squeeze(_below(value, dim)) if value.dim() > 1 else None
+
+
+def _squeezed_all(value):
+    return value.squeeze() if value.shape[0] != 1 else None
 
 
 def _transposed(value):
@@ -236,13 +259,17 @@ for _op, _short in {
     aten.permute.default: lambda v, dims: v.permute(0, *[_below(v, dim) for dim in dims]),
     aten.select.int: lambda v, dim, index: v.select(_below(v, dim), index),
     aten.slice.Tensor: lambda v, dim=0, *bounds: _slice(v, _below(v, dim), *bounds),
+    aten.squeeze.dim: _squeezed,
+    aten.squeeze.default: _squeezed_all,
+    aten.split.Tensor: lambda v, size, dim=0: v.split(size, _below(v, dim)),
+    aten.split_with_sizes.default: lambda v, sizes, dim=0: v.split_with_sizes(sizes, _below(v, dim)),
     aten.t.default: _transposed,
     aten.transpose.int: lambda v, a, b: v.transpose(_below(v, a), _below(v, b)) if v.dim() > 1 else None,
     aten.unbind.int: lambda v, dim=0: v.unbind(_below(v, dim)),
     aten.unsqueeze.default: lambda v, dim: v.unsqueeze(_below(v, dim, 1)),
     aten.view.default: _view,
 }.items():
-    route(_op, view_path(_op, _short, single_path(BATCH_RULES[_op])))
+    route(_op, view_path(_op, _short, single_path(BATCH_RULES[_op])), plainest_view(_op, _short))
 
 _TWINS = {
     aten.squeeze_.default: aten.squeeze.default,

@@ -66,13 +66,16 @@ def jointly_linear(*ops: OpOverload) -> None:
 
 
 def _jointly_linear(op: OpOverload) -> Any:
+    # Other operands than such a list may be indices, which stay what they are.
+    joins = str(op._schema.arguments[0].type).startswith("List")
+
     def run(level: DualLevel, args: tuple, kwargs: dict) -> tuple[Any, Any]:
         def tangent(x: Tensor) -> Tensor:
             t = level.tangent(x)
             if t is not None:
                 return t
             x = level.primal(x)
-            return torch.zeros_like(x) if differentiable(x) else x
+            return torch.zeros_like(x) if joins or differentiable(x) else x
 
         below_args, below_kwargs = replace_tensors(level.primal, args, kwargs)
         tangent_args, tangent_kwargs = replace_tensors(tangent, args, kwargs)
