@@ -47,7 +47,7 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
     if name == "new_tensor":
         options = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
         return _made(torch.tensor, args[1:], options)
-    if name in ("getitem", "setitem"):
+    if name in ("getitem", "get_item", "setitem"):
         x, index, *value = args
         return func(x, _index(index), *[weak(v, [x]) if isinstance(v, LaneNumber) else v for v in value])
     if name in ("fill", "full", "full_like", "new_full") and isinstance(args[-1], LaneNumber):
