@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import error_if, errors, grad, vmap
+from lanewise._core.lanes import machine
 
 D = torch.float64
 
@@ -127,9 +128,10 @@ def test_writes_to_an_argument_one_by_one():
 
         return x * list(steps())[0]
 
-    given, same = normal(30), normal(30)
-    torch.testing.assert_close(vmap(f)(given), torch.stack([f(x) for x in same]))
-    torch.testing.assert_close(given, same)
+    for _ in range(2):
+        given, same = normal(30), normal(30)
+        torch.testing.assert_close(vmap(f)(given), torch.stack([f(x) for x in same]))
+        torch.testing.assert_close(given, same)
 
 
 @alone
@@ -161,10 +163,12 @@ def test_gradients_of_a_captured_tensor_one_by_one():
         return y.grad + 0
 
     xs = normal(30)
-    got = vmap(f)(xs)
-    total, weight.grad = weight.grad, None
-    torch.testing.assert_close(got, torch.stack([f(x) for x in xs]))
-    torch.testing.assert_close(total, weight.grad)
+    for _ in range(2):
+        weight.grad = None
+        got = vmap(f)(xs)
+        total, weight.grad = weight.grad, None
+        torch.testing.assert_close(got, torch.stack([f(x) for x in xs]))
+        torch.testing.assert_close(total, weight.grad)
 
 
 @alone
@@ -173,11 +177,12 @@ def test_results_of_all_kinds_one_by_one():
         return {"n": own_way(x).item(), "pair": (x * 2, torch.zeros(2)), "same": "text", "none": None}
 
     xs = normal(30)
-    out = vmap(f)(xs)
-    torch.testing.assert_close(out["n"], torch.tensor([f(x)["n"] for x in xs]))
-    torch.testing.assert_close(out["pair"][0], xs * 2)
-    assert out["pair"][1].shape == (30, 2)
-    assert out["same"] == "text" and out["none"] is None
+    for _ in range(2):
+        out = vmap(f)(xs)
+        torch.testing.assert_close(out["n"], torch.tensor([f(x)["n"] for x in xs]))
+        torch.testing.assert_close(out["pair"][0], xs * 2)
+        assert out["pair"][1].shape == (30, 2)
+        assert out["same"] == "text" and out["none"] is None
 
 
 def test_numbers_and_dtypes_of_groups():
@@ -208,12 +213,78 @@ def test_an_error_names_its_lane(lane):
         own_way(x)
         return error_if(x, x == xs[lane], "no")
 
-    with pytest.raises(ValueError, match="no") as failure:
-        vmap(f)(xs)
-    assert failure.value.lanes == [lane]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no") as failure:
+            vmap(f)(xs)
+        assert failure.value.lanes == [lane]
+        assert torch.equal(vmap(own_way)(xs), vmap(own_way)(xs))
     with pytest.raises(errors.CheckError, match="no") as failure:
         vmap(g)(xs)
     assert failure.value.lanes == [lane]
+
+
+@alone
+def test_later_calls_begin_one_by_one():
+    kinds = []
+
+    def f(x):
+        kinds.append(type(x))
+        return own_way(x), x * 2
+
+    xs = normal(30)
+    vmap(f)(xs)
+    for count in (30, 20):
+        want = [torch.stack(column) for column in zip(*[f(x) for x in xs[:count]])]
+        kinds.clear()
+        torch.testing.assert_close(vmap(f)(xs[:count]), tuple(want))
+        assert kinds == count * [torch.Tensor]
+    more = normal(60)
+    kinds.clear()
+    torch.testing.assert_close(vmap(f)(more)[0], torch.stack([own_way(x) for x in more]))
+    assert kinds[0] is not torch.Tensor  # more lanes than were seen to differ
+
+
+@alone
+def test_numbers_in_python_one_by_one():
+    """What is done by Python alone takes a few times as long as in a loop, not fifty times."""
+
+    def most_common(x):
+        counts = {}
+        for token in x.tolist():
+            counts[token] = counts.get(token, 0) + 1
+        return x * max(counts.values()), float(len(counts))
+
+    xs = torch.randint(0, 9, (40, 12), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        got = vmap(most_common)(xs)
+        torch.testing.assert_close(got[0], torch.stack([most_common(x)[0] for x in xs]))
+        torch.testing.assert_close(got[1], torch.tensor([most_common(x)[1] for x in xs]))
+    before = machine.partings
+    vmap(most_common)(xs)
+    assert machine.partings == before
+
+
+@alone
+@pytest.mark.parametrize("name", ["no grad", "no history", "views", "shapes"])
+def test_results_stacked_one_by_one(name):
+    def f(x):
+        y = own_way(x)
+        if name == "no grad":
+            return y.detach()
+        if name == "no history":
+            return y if next(iter([y.item()])) > 0 else torch.ones((), dtype=D)
+        return x.expand(3) if name == "views" else x.repeat(int(abs(y.item()) * 3) + 1)
+
+    xs = normal(30).requires_grad_()
+    want = [f(x) for x in xs]
+    for _ in range(2):
+        got = vmap(f, out_dims="list")(xs) if name == "shapes" else vmap(f)(xs)
+        assert [y.tolist() for y in got] == [y.tolist() for y in want]
+        if name not in ("no grad", "shapes"):
+            grads = [torch.autograd.grad(sum(y.sum() for y in out), xs, retain_graph=True)[0] for out in (got, want)]
+            torch.testing.assert_close(*grads)
+        elif name == "no grad":
+            assert not got.requires_grad
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------
@@ -304,8 +375,9 @@ def test_a_lane_that_runs_alone_may_not_draw_without_leave():
         y = own_way(x)
         return y if next(iter([x.item()])) < 5 else torch.rand((), dtype=D)
 
-    with pytest.raises(errors.RandomnessError, match="randomness error mode"):
-        vmap(f)(torch.arange(10, dtype=D))
+    for _ in range(2):
+        with pytest.raises(errors.RandomnessError, match="randomness error mode"):
+            vmap(f)(torch.arange(10, dtype=D))
 
 
 def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lanewise._control.boundary import boundary
 from lanewise._control.convert import converted
+from lanewise._control.one_by_one import Alone
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchLevel, BatchTensor
@@ -68,7 +69,9 @@ def run_apart(
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
                 before = machine.partings
-                out = boundary(level, thunk, join, structured=func is not None, alone=not jagged)
+                as_written = partial(_run, level, call.func, lanes, jagged, spec, writes)
+                alone = None if jagged else Alone(code, as_written)
+                out = boundary(level, thunk, join, structured=func is not None, alone=alone)
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
