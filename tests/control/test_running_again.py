@@ -80,6 +80,27 @@ def test_many_ways_are_told():
         vmap(own_way)(normal(30))
 
 
+def largest_of_list(x):
+    values = x.tolist()
+    return x * sorted(values, key=lambda v: -v)[0]
+
+
+def picked_to_list(k):
+    return torch.tensor([v for v in k.tolist() if v != 0]).sum()
+
+
+@pytest.mark.parametrize("f, line", [(largest_of_list, "sorted(values"), (picked_to_list, "for v in k.tolist()")])
+def test_many_ways_are_told_with_the_line_and_what_to_write(f, line):
+    xs = torch.randint(0, 6, (64, 6), generator=torch.Generator().manual_seed(1))
+    want = torch.stack([f(x) for x in xs])
+    for _ in range(2):
+        with pytest.warns(errors.SlowPathWarning) as told:
+            torch.testing.assert_close(vmap(f)(xs), want)
+        text = str(told[0].message)
+        assert "different ways" in text and "Write instead:\n  tensors where Python's own numbers decide" in text
+        assert line in text.split("they part at ")[1].splitlines()[0]
+
+
 def test_many_ways_are_told_once_a_line():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
@@ -410,8 +431,11 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
 
     numbers = torch.arange(1, 41)
     want = torch.stack([halvings(n) for n in numbers])
-    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted \d+ times"):
+    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted more than 60 times") as told:
         assert torch.equal(vmap(halvings)(numbers), want)
+    assert len(told) == 1
+    first = halvings.__code__.co_firstlineno
+    assert first < told[0].lineno <= first + 4  # in the loop of the function
     many = numbers.repeat(20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,5 +1,6 @@
 """A call whose lanes part: run with all that agree, then run again for those that were left behind."""
 
+import linecache
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,8 +21,11 @@ from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
-# After so many runs with fewer than two lanes done in each, the rest run one by one; so do lanes known to differ all.
-_MANY = 8
+# After so many runs with fewer than so many lanes done in each, the rest run one by one; so do lanes known to differ
+# all. (An operation on a few lanes takes about as long as in a loop over four examples.)
+_MANY, _WORTH = 8, 4
+# More runs than one for so many lanes are worth telling of.
+_FEW = 8
 
 
 def boundary(
@@ -62,7 +66,7 @@ def boundary(
                 waiting = torch.arange(base.size)
             one_by_one = True
             if base.size > _MANY:
-                _warn_one_by_one(base)
+                _warn_one_by_one(base, alone.place)
         while waiting is None or waiting.shape[0]:
             if one_by_one and waiting is not None and alone is not None and alone.may_run(level, journal):
                 for lanes, value, gradients in alone.run(level, child(base, waiting), before):
@@ -86,19 +90,21 @@ def boundary(
             if not waiting.shape[0]:
                 if ends is not None:
                     ends.go_on()
+                if not one_by_one and len(pieces) > _MANY and base.size < _FEW * len(pieces):
+                    _warn(base, f"took {len(pieces)} different ways", "may take longer than", here.place)
                 break
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             if not one_by_one:
                 # Where the largest group is of one lane, so are all others.
-                few = len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces)
+                few = len(pieces) >= _MANY and base.size - waiting.shape[0] < _WORTH * len(pieces)
                 one_by_one = few or rows.shape[0] == 1
                 if one_by_one:
                     rows = waiting if alone is not None and alone.may_run(level, journal) else waiting[:1]
                     runs = len(pieces) + waiting.shape[0]
-                    if runs > _MANY and 2 * runs > base.size:
-                        _warn_one_by_one(base)
+                    if runs > _MANY and _WORTH * runs > base.size:
+                        _warn_one_by_one(base, here.place)
                         if alone is not None:
-                            alone.note(base.size)
+                            alone.note(base.size, here.place)
             if journal.refits and around is level:
                 raise Restart(level)
             if call is not None and journal.outlives():
@@ -136,10 +142,16 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
         return mask.nonzero().squeeze(1)
 
 
-def _warn_one_by_one(base: Lanes) -> None:
+def _warn_one_by_one(base: Lanes, place: tuple[str, int] | None) -> None:
+    _warn(base, f"take {_MANY} different ways and more", "takes about as long as", place)
+
+
+def _warn(base: Lanes, ways: str, long: str, place: tuple[str, int] | None) -> None:
+    where = "" if place is None else f"\n  they part at {place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
     warn_at_user_line(
         SlowPathWarning(
-            f"vmap: the {base.size} lanes take {_MANY} different ways and more through code that is run again for each "
-            "of them: the rest run one by one, at about the speed of a Python loop"
+            f"vmap: the {base.size} lanes {ways} through code that is run again for each of them, which {long} a "
+            f"Python loop over them{where}\nWrite instead:\n  tensors where Python's own numbers decide: x.max() for "
+            "max(x.tolist()), x.sort() for sorted(x), x[x > 0] for a list of what is picked"
         )
     )

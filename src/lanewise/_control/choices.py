@@ -269,7 +269,7 @@ def for_each_value(run: Callable, keep: bool, operands: tuple, depth: int) -> An
         return for_each_value(run, keep, (*operands[:place], only, *operands[place + 1 :]), depth + 1)
     if len(shares) > 1:
         refuse_iterators(level, depth)
-        machine.partings += len(shares) - 1
+        machine.parted(len(shares) - 1)
     pieces, values = [], []
     for number, here in shares:
         level.lanes = base if len(shares) == 1 else child(base, here)

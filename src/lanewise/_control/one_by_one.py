@@ -14,8 +14,8 @@ from lanewise._core.lanes import Lanes, Stretch, child, machine
 from lanewise._core.random import drawn_without_leave
 from lanewise._core.trees import flatten, unflatten
 
-# By code of a function: of so many lanes each took a way of its own.
-_each_its_own: dict[Any, int] = {}
+# By code of a function: of so many lanes each took a way of its own, and where they parted.
+_each_its_own: dict[Any, tuple[int, Any]] = {}
 
 
 class Alone:
@@ -38,11 +38,17 @@ class Alone:
 
     def known(self, lanes: int) -> bool:
         """Whether so many lanes are likely to take a way of their own each."""
-        return 0 < lanes <= _each_its_own.get(self.code, 0)
+        return self.code in _each_its_own and 0 < lanes <= _each_its_own[self.code][0]
 
-    def note(self, lanes: int) -> None:
-        """So many lanes did."""
-        _each_its_own[self.code] = max(lanes, _each_its_own.get(self.code, 0))
+    def note(self, lanes: int, place: tuple[str, int] | None) -> None:
+        """So many lanes did, and parted in that line."""
+        if self.code not in _each_its_own or lanes > _each_its_own[self.code][0]:
+            _each_its_own[self.code] = lanes, place
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Where they parted."""
+        return _each_its_own[self.code][1]
 
     def run(self, level: LaneLevel, lanes: Lanes, gradients: list) -> list[tuple]:
         """The call for each of the lanes.

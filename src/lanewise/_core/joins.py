@@ -38,7 +38,7 @@ from lanewise._torch_compat import (
     set_fwd_grad_enabled,
     set_grad_enabled,
 )
-from lanewise.errors import LaneValueError, TransformError, at_user_line
+from lanewise.errors import LaneValueError, TransformError, at_user_line, user_place
 
 # --- merging ---------------------------------------------------------------------------------------------------------
 
@@ -413,8 +413,10 @@ parting.by = part_by
 
 def narrow(level: LaneLevel, positions: Tensor) -> None:
     """Go on with the lanes at `positions` [n] of those that run; the innermost boundary runs the others again."""
-    machine.partings += 1
+    machine.parted()
     call = boundary_of(level)
+    if call is not None:
+        call.place = user_place()
     if call is not None and machine.level is level:
         call.parted = True
         if call.drew and level.randomness == "different":
