@@ -10,7 +10,7 @@ from lanewise._control.numbers import DTYPES, LaneNumber, kind_of
 from lanewise._core.aliases import aliases_of
 from lanewise._core.joins import merge_tensors, narrow, on_home
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target
+from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target, true_places
 from lanewise._core.level import on_plane
 from lanewise._core.plane import tracked
 from lanewise._torch_compat import is_grad_enabled, set_grad_enabled
@@ -140,10 +140,14 @@ def number_kind(value: Any) -> type | None:
 
 def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
     """The lanes that two sets share, as positions in each [n]."""
-    base = common_ancestor(a, b)
     with on_plane(None):
+        if a.within(b):
+            return torch.arange(a.size), a.positions(b)
+        if b.within(a):
+            return b.positions(a), torch.arange(b.size)
+        base = common_ancestor(a, b)
         places = b.inverse(base).index_select(0, a.positions(base))
-        here = (places >= 0).nonzero().squeeze(1)
+        here = true_places(places >= 0)
         return here, places[here]
 
 

@@ -137,6 +137,9 @@ def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
     return level.below(below.expand, lanes.size, *below.shape)
 
 
+# Where lanes take so many ways, the line is noted, for a warning.
+_MANY_WAYS = 8
+
 # So many pieces are put into place one by one; more are gathered at once.
 _FEW = 4
 
@@ -342,6 +345,8 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     call = boundary_of(level)
     if call is not None:
         call.differ(level.lanes, which, counts.shape[0])
+        if counts.shape[0] >= _MANY_WAYS:
+            call.place = user_place()
     narrow(level, kept)
     return out
 
@@ -416,7 +421,9 @@ def narrow(level: LaneLevel, positions: Tensor) -> None:
     machine.parted()
     call = boundary_of(level)
     if call is not None:
-        call.place = user_place()
+        call.narrowings += 1
+        if call.narrowings == _MANY_WAYS:
+            call.place = user_place()
     if call is not None and machine.level is level:
         call.parted = True
         if call.drew and level.randomness == "different":

@@ -383,10 +383,11 @@ class Boundary:
         room: So many of them before those out of use are dropped.
         draws: What its lanes have drawn (same_draws.py).
         drew, parted: Whether converted code has drawn random numbers, and whether it has left lanes behind.
-        place: File and number of the line of the user's where it was left last.
+        narrowings: How often it has left lanes behind.
+        place: File and number of the line of the user's where that made many ways, None before.
     """
 
-    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "place", "_groups", "_count")
+    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "narrowings", "place", "_groups", "_count")
 
     def __init__(self, level: Any, base: Lanes, draws: Any) -> None:
         self.level = level
@@ -395,6 +396,7 @@ class Boundary:
         self.made: dict[int, tuple[Any, Lanes]] = {}
         self.room = 64
         self.drew = self.parted = False
+        self.narrowings = 0
         self.place: tuple[str, int] | None = None
         # The group of each lane [base.size], and how many there are: lanes of two groups were seen to differ.
         self._groups: Tensor | None = None
