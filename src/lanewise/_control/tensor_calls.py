@@ -112,7 +112,7 @@ def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
             dtype = {float: float_dtype, complex: torch.complex128 if float_dtype is torch.float64 else torch.complex64}
             kwargs = {**kwargs, "dtype": dtype.get(kind, DTYPES[kind])}
     if isinstance(data, LaneNumber):
-        value = data.value.to(device=kwargs.get("device") or "cpu", dtype=kwargs.get("dtype"))
+        value = data.value.to(device=kwargs.get("device") or "cpu", dtype=kwargs.get("dtype"), copy=True)
         return value.requires_grad_() if kwargs.get("requires_grad") else value
     return func(_tensors_in(data), *rest, **kwargs)
 
