@@ -206,7 +206,7 @@ class Writer:
             f"best = find({a}, {self.integer()} % 3)",
             f"best = find({a}, 1) or best",
             f"{a} = {a} + measure({name})",
-            f"last = last if {self.condition()} else word",
+            f"keep = {name} if {self.condition()} else word",
             f'word = "{word}" if {self.condition()} else word',
             f'if word == "{word}":\n    {a} = {a} * 0.8\nelif word in ("p", "q"):\n    {a} = {own}',
             f'if word != "{word}" and {has}:\n    word = "{word}"',
