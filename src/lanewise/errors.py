@@ -95,7 +95,11 @@ class EscapedTensorError(LanewiseError, RuntimeError):
 
 
 class SlowPathWarning(UserWarning):
-    """An operation without a batching rule ran once per lane. Raised once per operation; the numbers are right."""
+    """What runs once per lane, or once for each of many ways that lanes take. The numbers are right.
+
+    Cause: an operation without a batching rule; `max(x.tolist())`, whose comparisons have other answers in each lane.
+    Mended: what the message says, such as `x.max()`.
+    """
 
 
 def _torch_folder() -> str:
@@ -120,6 +124,12 @@ def user_frame() -> traceback.FrameSummary | None:
     return traceback.FrameSummary(
         name, frame.f_lineno, frame.f_code.co_name, line=linecache.getline(name, frame.f_lineno).strip()
     )
+
+
+def user_place() -> tuple[str, int] | None:
+    """File and number of the innermost line of the user's."""
+    frame = _user_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _user_frame() -> types.FrameType | None:

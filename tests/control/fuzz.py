@@ -13,9 +13,10 @@ INTS = ("m", "n")
 class Writer:
     """Writes one program: `f(x, k)` of x [3] float64 and k [] int64, with a number as its result."""
 
-    def __init__(self, seed: int, in_place: bool) -> None:
+    def __init__(self, seed: int, in_place: bool, kinds: bool) -> None:
         self.random = random.Random(seed)
         self.in_place = in_place
+        self.kinds = kinds
         self.lines: list[str] = []
         self.loops = 0
         self.counters = 0
@@ -86,6 +87,7 @@ class Writer:
         kinds = ["float", "float", "int", "if", "if", "loop"] if self.depth < 4 else ["float", "int"]
         kinds += ["jump"] * (2 if self.loops else self.depth > 0)
         kinds += ["write"] * (2 * self.in_place) + ["raise", "call", "word"]
+        kinds += ["kind"] * (6 * self.kinds)
         getattr(self, f"write_{self.random.choice(kinds)}")()
 
     def write_float(self) -> None:
@@ -179,7 +181,45 @@ class Writer:
         else:
             self.write('a = a * {"p": 1.0, "q": 0.5, "r": -0.7}[word]')
 
+    def write_kind(self) -> None:
+        """A variable that is None in some lanes, a text, a function or a tuple."""
+        name, own = self.pick("best", "best", "last", "span"), self.float()
+        has, lacks = f"{name} is not None", f"{name} is None"
+        value = {"best": own, "last": self.integer(), "span": f"({own}, {self.integer()})"}[name]
+        number = {"best": "best", "last": "last", "span": "span[0]"}[name]
+        a, word = self.pick(*FLOATS), self.pick("p", "q", "r")
+        lines = self.pick(
+            f"if {lacks} or {a} < {number}:\n    {name} = {value}",
+            f"if {has} and {a} > {number}:\n    {name} = {value}\n    {a} = {a} - 0.2",
+            f"{name} = {value} if {self.condition()} else {name}",
+            f"{name} = {value} if {lacks} or {self.condition()} else None",
+            f"{name} = None if {self.condition()} else {name}",
+            f"{name} = None",
+            f"if {self.condition()}:\n    {name} = {value}",
+            f"{a} = {a} if {lacks} else {number} * 0.5 + {a}",
+            f"{a} = {a} + 0.1 * ({name} == None) - 0.05 * (None is {name})",
+            f"if not {name}:\n    {a} = {a} * 0.9\n    {name} = {value}",
+            f"if {name}:\n    {a} = {a} * 1.1 + {number} * 0.1",
+            f"try:\n    {a} = {a} + {number} * 0.2\nexcept TypeError:\n    {a} = {a} - 0.3",
+            f'best, word = {own}, "{word}"',
+            f"best = better(best, {own})",
+            f"best = find({a}, {self.integer()} % 3)",
+            f"best = find({a}, 1) or best",
+            f"{a} = {a} + measure({name})",
+            f"keep = {name} if {self.condition()} else word",
+            f'word = "{word}" if {self.condition()} else word',
+            f'if word == "{word}":\n    {a} = {a} * 0.8\nelif word in ("p", "q"):\n    {a} = {own}',
+            f'if word != "{word}" and {has}:\n    word = "{word}"',
+            f"act = {self.pick('torch.sin', 'torch.tanh', 'helper')}",
+            f"{a} = act({a}, 1) if act is helper else act({a})",
+            f"keep = {name}\nif keep is not None:\n    {a} = {a} + measure(keep)",
+        )
+        for line in lines.split("\n"):
+            self.write(line)
+
     def result(self) -> str:
+        if self.kinds:
+            return f"{self.pick(*FLOATS)} + 0.1 * v.sum() + measure(best) + 0.3 * measure(last) - measure(span)"
         return f"{self.pick(*FLOATS)} + 0.1 * v.sum() + {self.float()}"
 
     def program(self) -> str:
@@ -187,8 +227,13 @@ class Writer:
         self.write("v = x.clone()")
         self.write("m, n = int(k), 1")
         self.write('word = "p"')
+        if self.kinds:
+            self.write("best = last = span = keep = None")
+            self.write("act = torch.sin")
         while self.budget > 0:
             self.statement()
+        if self.kinds:
+            self.write("a = a + measure(best) * 0.7 - measure(last) * 0.3 + measure(span) + measure(keep)")
         self.write("return a + b * 2 - c + v.sum() + 0.01 * m - 0.02 * n + 0.1 * ord(word)")
         return HELPERS + "\ndef f(x, k):\n" + "\n".join(self.lines) + "\n"
 
@@ -203,6 +248,27 @@ def helper(y, n):
             break
     return y.sin()
 
+def better(best, y):
+    if best is None or y < best:
+        return y
+    return best * 0.9
+
+def find(y, n):
+    for i in range(n):
+        if y > 0.1 * i:
+            return y * 1.2 - 0.1 * i
+        y = y + 0.3
+    return None
+
+def measure(thing):
+    if thing is None:
+        return 0.1
+    if isinstance(thing, str):
+        return 0.2 * ord(thing)
+    if isinstance(thing, tuple):
+        return thing[0] * 0.3 + 0.01 * thing[1]
+    return 0.4 * thing
+
 def pair(y, n):
     if n == 0:
         return y * 0.5, 1
@@ -213,10 +279,10 @@ def pair(y, n):
 """
 
 
-def program(seed: int, in_place: bool):
+def program(seed: int, in_place: bool, kinds: bool = False):
     """The function of a seed, whose source can be found, and its text."""
-    text = Writer(seed, in_place).program()
-    name = f"<fuzz {seed} {in_place}>"
+    text = Writer(seed, in_place, kinds).program()
+    name = f"<fuzz {seed} {in_place} {kinds}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space = {"torch": torch, "__name__": "fuzzed"}
     exec(compile(text, name, "exec"), space)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lanewise import vmap
+from lanewise import grad, vmap
 
 D = torch.float64
 EYE = torch.eye(2, dtype=D)
@@ -63,3 +64,44 @@ def test_names_the_lane():
     with pytest.raises(torch.linalg.LinAlgError) as caught:
         vmap(lambda a: f(a) if a[0, 0] > -5 else a)(torch.cat([MATRICES, 200 * EYE[None]]))
     assert getattr(caught.value, "lanes", None) == [4]
+
+
+FACTORIZATIONS = {
+    "inv": torch.linalg.inv,
+    "solve": lambda a: torch.linalg.solve(a, a[0]),
+    "cholesky": torch.linalg.cholesky,
+    "batch of two": lambda a: torch.linalg.solve(torch.stack([a, a + 3 * EYE]), torch.stack([a[0], a[1]])),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIZATIONS)
+def test_lanes_that_fail_are_found_at_once(name):
+    def f(a):
+        try:
+            return FACTORIZATIONS[name](a).sum()
+        except RuntimeError:
+            return a.sum()
+
+    matrices = MATRICES.repeat(20, 1, 1)
+    leaf = matrices.clone().requires_grad_()
+    want = torch.stack([f(a) for a in leaf])
+    (grads,) = torch.autograd.grad(want.sum(), leaf)
+    vmap(f)(matrices)
+    calls = []
+    with Operations(calls):
+        torch.testing.assert_close(vmap(f)(matrices), want.detach())
+    assert calls.count(torch.ops.aten._linalg_check_errors.default) < 8  # not once for each lane
+    torch.testing.assert_close(vmap(grad(f))(matrices), grads)
+    torch.testing.assert_close(grad(lambda xs: vmap(f)(xs).sum())(matrices), grads)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that plain torch carries out."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append(func)
+        return func(*args, **(kwargs or {}))

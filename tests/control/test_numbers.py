@@ -58,6 +58,12 @@ FUNCTIONS = {
     "notin": lambda x, k: x + (int(k) not in [1, 3]),
     "dct": lambda x, k: x + {0: 1, 3: 2}.get(int(k), 7),
     "maxk": lambda x, k: x * max(int(k), 1, 0),
+    "sorted": lambda x, k: x * sorted([int(k), 2, -1, 4, int(k) - 3])[1] + sorted([2, int(k)])[0],
+    "sortedr": lambda x, k: x * sorted((float(x), 2.0, -1.0), reverse=True)[1],
+    "sortedb": lambda x, k: x + sorted([k > 1, bool(x > 0), True])[1],
+    "sortedm": lambda x, k: x + sorted([int(k), 2.5, float(x)])[1],
+    "sortedk": lambda x, k: x + sorted([int(k), 2, -4], key=abs)[1],
+    "sortedn": lambda x, k: x + sorted([math.nan if int(k) > 2 else float(k), 1.0, 0.5])[0],
     "mint": lambda x, k: min(x, k),
     "clampk": lambda x, k: x.clamp(max=int(k)),
     "clampm": lambda x, k: torch.clamp(x, min=int(k), max=8.0),
@@ -161,3 +167,74 @@ def test_a_number_that_wraps_is_found_late():
         return torch.tensor(n % 1000003)
 
     assert vmap(f)(KS).tolist() == [int(f(k)) for k in KS]
+
+
+D = torch.float64
+
+
+def of_item(x, k):
+    n = x[0].item()
+    x.mul_(2)
+    return x.sum() * n
+
+
+def of_list(x, k):
+    n = x.tolist()
+    x.mul_(2)
+    return x.sum() * n[1]
+
+
+def of_float(x, k):
+    n = float(x[0])
+    x[0] = 7.0
+    return x.sum() * n
+
+
+def of_choice(x, k):
+    n = x[0].item() if k > 1 else x[1].item()
+    x.zero_()
+    return x.sum() + n
+
+
+def of_whole_number(x, k):
+    k = k.clone()
+    n = k.item()
+    k.add_(5)
+    return x.sum() * n + k
+
+
+def tensor_of(x, k):
+    n = k.item()
+    t = torch.tensor(n)
+    t += 5
+    return x.sum() * n + t
+
+
+def tensor_of_float(x, k):
+    n = x[0].item()
+    t = torch.as_tensor(n, dtype=D)
+    t.mul_(5)
+    return t - n
+
+
+def scalar_tensor_of(x, k):
+    n = k.item()
+    t = torch.scalar_tensor(n, dtype=torch.int64)
+    t.add_(1)
+    return t * 10 + n + x.sum()
+
+
+NOT_WRITTEN = [of_item, of_list, of_float, of_choice, of_whole_number, tensor_of, tensor_of_float, scalar_tensor_of]
+
+
+@pytest.mark.parametrize("f", NOT_WRITTEN, ids=lambda f: f.__name__)
+def test_writes_in_place_do_not_reach_numbers(f):
+    xs = torch.randn(6, 3, dtype=D, generator=torch.Generator().manual_seed(0))
+
+    def parted(x, k):
+        x = x.clone()
+        return f(x, k) if x.sum() > 0 else -f(x, k)
+
+    want = torch.stack([parted(x, k) for x, k in zip(xs, KS)])
+    for _ in range(2):
+        torch.testing.assert_close(vmap(parted)(xs, KS), want)

@@ -378,3 +378,125 @@ def test_assignments_while_a_row_is_in_use_run_the_function_once():
     x, i, _, v = _examples()
     torch.testing.assert_close(vmap(f)(x, i, v), torch.stack([f(*row) for row in zip(x, i, v)]))
     assert len(runs) == 1 + len(x)
+
+
+def whole(y, i, j):
+    y.mul_(3)
+
+
+def without_lanes(y, i, j):
+    y.add_(1)
+
+
+def another_row(y, i, j):
+    y[j] = 5.0
+
+
+def the_same_row(y, i, j):
+    y[i] = 5.0
+
+
+def from_the_end(y, i, j):
+    y[i - len(y)] = 5.0
+
+
+def by_a_view(y, i, j):
+    y[1:].zero_()
+
+
+def by_a_mask(y, i, j):
+    y[y > 0] = 0.5
+
+
+def of_some_lanes(y, i, j):
+    if j > 1:
+        y += y.sum()
+
+
+def row_after_row(y, i, j):
+    for k in range(len(y)):
+        y[k] = y[i] * 2
+
+
+def swapped(y, i, j):
+    kept = y[i]
+    y[i] = y[j]
+    y[j] = kept
+
+
+WRITES_TO_THE_SOURCE = [
+    whole,
+    without_lanes,
+    another_row,
+    the_same_row,
+    from_the_end,
+    by_a_view,
+    by_a_mask,
+    of_some_lanes,
+    row_after_row,
+    swapped,
+]
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("number", [lambda i: i, int, lambda i: i.item()], ids=["tensor", "int", "item"])
+@pytest.mark.parametrize("made", [lambda x: x * 1, lambda x: x.new_ones(4, 3).cumsum(0)], ids=["of lanes", "of none"])
+@pytest.mark.parametrize("write", WRITES_TO_THE_SOURCE, ids=lambda w: w.__name__)
+def test_what_is_written_to_the_source_shows(write, made, number):
+    x, i, j, _ = _examples()
+    i, j = i % 4, j % 4
+
+    def f(x, i, j):
+        y = made(x)
+        i, j = number(i), number(j)
+        row = y[i]
+        part = y[:, 1:][i]
+        write(y, i, j)
+        return row.sin() * part.sum() + y.sum()
+
+    want = torch.stack([f(*row) for row in zip(x, i, j)])
+    for _ in range(2):
+        torch.testing.assert_close(vmap(f)(x, i, j), want)
+    nested = vmap(lambda x: vmap(lambda i, j: f(x, i, j))(i, j))(x)
+    torch.testing.assert_close(nested, torch.stack([torch.stack([f(x, *row) for row in zip(i, j)]) for x in x]))
+
+
+def test_a_table_filled_row_by_row_runs_once():
+    """A row in use does not keep others from being written."""
+    runs = []
+
+    def f(x, k):
+        runs.append(1)
+        y = torch.zeros(6, dtype=D)
+        place, last = k, x
+        for _ in range(3):
+            y[place] = last + 1
+            last = y[place] * 1
+            before = y[place]
+            place = place + 1
+            y[place] = before.sin()
+        return y
+
+    x, k = torch.randn(5, dtype=D), torch.tensor([0, 2, 1, 2, 0])
+    want = torch.stack([f(*row) for row in zip(x, k)])
+    runs.clear()
+    torch.testing.assert_close(vmap(f)(x, k), want)
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("number", [int, lambda i: i.item()], ids=["int", "item"])
+def test_lanes_do_not_part_by_whole_numbers(number):
+    runs = []
+
+    def f(x, i):
+        runs.append(1)
+        if i > 1:
+            x = x * 2
+        return x[number(i)] * x[number(i) - 1]
+
+    x, i = torch.randn(20, 6, dtype=D), torch.arange(20) % 6
+    want = torch.stack([f(*row) for row in zip(x, i)])
+    vmap(f)(x, i)
+    runs.clear()
+    torch.testing.assert_close(vmap(f)(x, i), want)
+    assert len(runs) == 1

@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import error_if, errors, grad, vmap
+from lanewise._core.lanes import machine
 
 D = torch.float64
 
@@ -79,6 +80,27 @@ def test_many_ways_are_told():
         vmap(own_way)(normal(30))
 
 
+def largest_of_list(x):
+    values = x.tolist()
+    return x * sorted(values, key=lambda v: -v)[0]
+
+
+def picked_to_list(k):
+    return torch.tensor([v for v in k.tolist() if v != 0]).sum()
+
+
+@pytest.mark.parametrize("f, line", [(largest_of_list, "sorted(values"), (picked_to_list, "for v in k.tolist()")])
+def test_many_ways_are_told_with_the_line_and_what_to_write(f, line):
+    xs = torch.randint(0, 6, (64, 6), generator=torch.Generator().manual_seed(1))
+    want = torch.stack([f(x) for x in xs])
+    for _ in range(2):
+        with pytest.warns(errors.SlowPathWarning) as told:
+            torch.testing.assert_close(vmap(f)(xs), want)
+        text = str(told[0].message)
+        assert "different ways" in text and "Write instead:\n  tensors where Python's own numbers decide" in text
+        assert line in text.split("they part at ")[1].splitlines()[0]
+
+
 def test_many_ways_are_told_once_a_line():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
@@ -127,9 +149,10 @@ def test_writes_to_an_argument_one_by_one():
 
         return x * list(steps())[0]
 
-    given, same = normal(30), normal(30)
-    torch.testing.assert_close(vmap(f)(given), torch.stack([f(x) for x in same]))
-    torch.testing.assert_close(given, same)
+    for _ in range(2):
+        given, same = normal(30), normal(30)
+        torch.testing.assert_close(vmap(f)(given), torch.stack([f(x) for x in same]))
+        torch.testing.assert_close(given, same)
 
 
 @alone
@@ -161,10 +184,12 @@ def test_gradients_of_a_captured_tensor_one_by_one():
         return y.grad + 0
 
     xs = normal(30)
-    got = vmap(f)(xs)
-    total, weight.grad = weight.grad, None
-    torch.testing.assert_close(got, torch.stack([f(x) for x in xs]))
-    torch.testing.assert_close(total, weight.grad)
+    for _ in range(2):
+        weight.grad = None
+        got = vmap(f)(xs)
+        total, weight.grad = weight.grad, None
+        torch.testing.assert_close(got, torch.stack([f(x) for x in xs]))
+        torch.testing.assert_close(total, weight.grad)
 
 
 @alone
@@ -173,11 +198,12 @@ def test_results_of_all_kinds_one_by_one():
         return {"n": own_way(x).item(), "pair": (x * 2, torch.zeros(2)), "same": "text", "none": None}
 
     xs = normal(30)
-    out = vmap(f)(xs)
-    torch.testing.assert_close(out["n"], torch.tensor([f(x)["n"] for x in xs]))
-    torch.testing.assert_close(out["pair"][0], xs * 2)
-    assert out["pair"][1].shape == (30, 2)
-    assert out["same"] == "text" and out["none"] is None
+    for _ in range(2):
+        out = vmap(f)(xs)
+        torch.testing.assert_close(out["n"], torch.tensor([f(x)["n"] for x in xs]))
+        torch.testing.assert_close(out["pair"][0], xs * 2)
+        assert out["pair"][1].shape == (30, 2)
+        assert out["same"] == "text" and out["none"] is None
 
 
 def test_numbers_and_dtypes_of_groups():
@@ -208,12 +234,78 @@ def test_an_error_names_its_lane(lane):
         own_way(x)
         return error_if(x, x == xs[lane], "no")
 
-    with pytest.raises(ValueError, match="no") as failure:
-        vmap(f)(xs)
-    assert failure.value.lanes == [lane]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no") as failure:
+            vmap(f)(xs)
+        assert failure.value.lanes == [lane]
+        assert torch.equal(vmap(own_way)(xs), vmap(own_way)(xs))
     with pytest.raises(errors.CheckError, match="no") as failure:
         vmap(g)(xs)
     assert failure.value.lanes == [lane]
+
+
+@alone
+def test_later_calls_begin_one_by_one():
+    kinds = []
+
+    def f(x):
+        kinds.append(type(x))
+        return own_way(x), x * 2
+
+    xs = normal(30)
+    vmap(f)(xs)
+    for count in (30, 20):
+        want = [torch.stack(column) for column in zip(*[f(x) for x in xs[:count]])]
+        kinds.clear()
+        torch.testing.assert_close(vmap(f)(xs[:count]), tuple(want))
+        assert kinds == count * [torch.Tensor]
+    more = normal(60)
+    kinds.clear()
+    torch.testing.assert_close(vmap(f)(more)[0], torch.stack([own_way(x) for x in more]))
+    assert kinds[0] is not torch.Tensor  # more lanes than were seen to differ
+
+
+@alone
+def test_numbers_in_python_one_by_one():
+    """What is done by Python alone takes a few times as long as in a loop, not fifty times."""
+
+    def most_common(x):
+        counts = {}
+        for token in x.tolist():
+            counts[token] = counts.get(token, 0) + 1
+        return x * max(counts.values()), float(len(counts))
+
+    xs = torch.randint(0, 9, (40, 12), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        got = vmap(most_common)(xs)
+        torch.testing.assert_close(got[0], torch.stack([most_common(x)[0] for x in xs]))
+        torch.testing.assert_close(got[1], torch.tensor([most_common(x)[1] for x in xs]))
+    before = machine.partings
+    vmap(most_common)(xs)
+    assert machine.partings == before
+
+
+@alone
+@pytest.mark.parametrize("name", ["no grad", "no history", "views", "shapes"])
+def test_results_stacked_one_by_one(name):
+    def f(x):
+        y = own_way(x)
+        if name == "no grad":
+            return y.detach()
+        if name == "no history":
+            return y if next(iter([y.item()])) > 0 else torch.ones((), dtype=D)
+        return x.expand(3) if name == "views" else x.repeat(int(abs(y.item()) * 3) + 1)
+
+    xs = normal(30).requires_grad_()
+    want = [f(x) for x in xs]
+    for _ in range(2):
+        got = vmap(f, out_dims="list")(xs) if name == "shapes" else vmap(f)(xs)
+        assert [y.tolist() for y in got] == [y.tolist() for y in want]
+        if name not in ("no grad", "shapes"):
+            grads = [torch.autograd.grad(sum(y.sum() for y in out), xs, retain_graph=True)[0] for out in (got, want)]
+            torch.testing.assert_close(*grads)
+        elif name == "no grad":
+            assert not got.requires_grad
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------
@@ -261,15 +353,32 @@ REDUCED = {
     "numel": lambda x: x * x[x > 0].numel(),
     "count": lambda x: x[x > 0].numel(),
     "bools": lambda x: (x > 1)[x > 0].sum(),
-    "rows": lambda x: x.expand(2, 4).T[x > 0].sum(),
-    "rows_numel": lambda x: x.expand(2, 4).T[x > 0].numel(),
-    "rows_dim": lambda x: x.expand(2, 4).T[x > 0].sum(0),
+    "rows": lambda x: torch.stack([x, x], 1)[x > 0].sum(),
+    "rows_numel": lambda x: torch.stack([x, x], 1)[x > 0].numel(),
+    "rows_dim": lambda x: torch.stack([x, x], 1)[x > 0].sum(0),
     "half": lambda x: x.half()[x > 0].mean(),
     "not_finite": lambda x: (1 / x.relu())[x > 0].sum(),
     "none": lambda x: x[x > 10].sum() + x[x > x.max()].prod() + x[x > 0.5].sum(),
     "nested": lambda x: x[x > x[x > -1].mean()].sum(),
     "range": lambda x: x[1:3].sum() + x[x > 0].sum(),
     "of_numbers": lambda x: x[: x[x > 0].numel()].sum(),
+    "rows_mean": lambda x: torch.stack([x, x], 1)[x > 0].mean(dim=0),
+    "rows_other_dim": lambda x: torch.stack([x, x], 1)[x > 0].sum(1).exp().sum(),
+    "from": lambda x: x[int((x > 0).sum()) :].sum(),
+    "up_to": lambda x: x[: int((x > 0).sum())].mean(),
+    "up_to_tensor": lambda x: x[: (x > 0).sum()].prod(),
+    "between": lambda x: x[int((x > 0).sum()) - 2 : int((x > 1).sum()) + 2].sum(),
+    "from_the_end": lambda x: x[-int((x > 0).sum()) : 3].sum() + x[: -int((x > 1).sum())].sum(),
+    "far_out": lambda x: x[int(x[0] * 9) : int(x[1] * 9)].sum(),
+    "step": lambda x: x[:: int((x > 0).sum()) + 1].sum(),
+    "every_other": lambda x: x[: int((x > 0).sum()) : 2].sum(),
+    "up_to_rows": lambda x: torch.stack([x, x], 1)[: int((x > 0).sum())].mean(0),
+    "up_to_rows_all": lambda x: torch.stack([x, x], 1)[: int((x > 0).sum())].sum(),
+    "up_to_rows_last": lambda x: torch.stack([x, x], 1)[: int((x > 0).sum())].sum(-1).sum(),
+    "up_to_numel": lambda x: x * torch.stack([x, x], 1)[: int((x > 0).sum())].numel(),
+    "up_to_any": lambda x: (x > 1)[: int((x > 0).sum())].any(),
+    "up_to_not_finite": lambda x: (1 / x.relu().sort(descending=True).values)[: int((x > 0).sum())].sum(),
+    "up_to_bool": lambda x: x[: bool(x[0] > 0)].sum(),
 }
 
 
@@ -290,12 +399,15 @@ def test_reduced_selections(name):
     torch.testing.assert_close(grad(lambda xs: vmap(f)(xs).double().sum())(xs), grads, equal_nan=True)
 
 
-def test_a_reduced_selection_runs_once_for_all_lanes():
+@pytest.mark.parametrize(
+    "name", ["sum", "rows_dim", "rows_mean", "from", "up_to", "between", "up_to_rows", "up_to_tensor"]
+)
+def test_a_reduced_selection_runs_once_for_all_lanes(name):
     xs = normal(200, 6)
-    vmap(REDUCED["sum"])(xs)  # sees that lanes part
+    vmap(REDUCED[name])(xs)  # sees that lanes part
     with Rows(torch.ops.aten.gt.Scalar) as seen:
-        vmap(REDUCED["sum"])(xs)
-    assert seen.rows == [200]
+        vmap(REDUCED[name])(xs)
+    assert set(seen.rows) == {200}
 
 
 @alone
@@ -304,8 +416,9 @@ def test_a_lane_that_runs_alone_may_not_draw_without_leave():
         y = own_way(x)
         return y if next(iter([x.item()])) < 5 else torch.rand((), dtype=D)
 
-    with pytest.raises(errors.RandomnessError, match="randomness error mode"):
-        vmap(f)(torch.arange(10, dtype=D))
+    for _ in range(2):
+        with pytest.raises(errors.RandomnessError, match="randomness error mode"):
+            vmap(f)(torch.arange(10, dtype=D))
 
 
 def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
@@ -318,8 +431,11 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
 
     numbers = torch.arange(1, 41)
     want = torch.stack([halvings(n) for n in numbers])
-    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted \d+ times"):
+    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted more than 60 times") as told:
         assert torch.equal(vmap(halvings)(numbers), want)
+    assert len(told) == 1
+    first = halvings.__code__.co_firstlineno
+    assert first < told[0].lineno <= first + 4  # in the loop of the function
     many = numbers.repeat(20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,5 +1,6 @@
 """A call whose lanes part: run with all that agree, then run again for those that were left behind."""
 
+import linecache
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.results import lane_names
+from lanewise._control.one_by_one import Alone
+from lanewise._control.results import naming_lanes
 from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
 from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import boundary_of
@@ -15,17 +17,19 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
 from lanewise._core.level import on_plane
-from lanewise._core.random import Generators, drawn_without_leave, reseat_generators
+from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
-from lanewise._core.trees import flatten, unflatten
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
-# After so many runs with fewer than two lanes done in each, the rest run one by one; so do lanes known to differ all.
-_MANY = 8
+# After so many runs with fewer than so many lanes done in each, the rest run one by one; so do lanes known to differ
+# all. (An operation on a few lanes takes about as long as in a loop over four examples.)
+_MANY, _WORTH = 8, 4
+# More runs than one for so many lanes are worth telling of.
+_FEW = 8
 
 
 def boundary(
-    level: LaneLevel, thunk: partial, join: Callable[..., Any], *, structured: bool = False, alone: bool = False
+    level: LaneLevel, thunk: partial, join: Callable[..., Any], *, structured: bool = False, alone: Alone | None = None
 ) -> Any:
     """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
 
@@ -33,7 +37,7 @@ def boundary(
     wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers. Lanes
     that were seen to differ in a value do not run together again.
 
-    `alone`: no values of the level but the arguments reach `thunk`, so that one lane can run on the plane below.
+    `alone`: how they run one by one; None where they have to do so on the level.
     """
     base = level.lanes
     around, outer_journal, depth = machine.level, level.journal, len(machine.boundaries)
@@ -51,16 +55,28 @@ def boundary(
     values: list[Any] = []
     waiting: Tensor | None = None
     one_by_one = False
-    run: Callable[[], Any] = thunk
     before = shared_gradients(level)
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
     try:
         machine.level = level if structured else None
         machine.boundaries.append(here)
-        while True:
-            with _naming_lanes(level):
-                values.append(run())
+        if alone is not None and alone.known(base.size) and alone.may_run(level, journal):
+            with on_plane(None):
+                waiting = torch.arange(base.size)
+            one_by_one = True
+            if base.size > _MANY:
+                _warn_one_by_one(base, alone.place)
+        while waiting is None or waiting.shape[0]:
+            if one_by_one and waiting is not None and alone is not None and alone.may_run(level, journal):
+                for lanes, value, gradients in alone.run(level, child(base, waiting), before):
+                    pieces.append(lanes)
+                    values.append(value)
+                    shared.append(gradients)
+                    drawn_by.append({})
+                break
+            with naming_lanes(level):
+                values.append(thunk())
             done = level.lanes
             pieces.append(done)
             if done is base:
@@ -70,24 +86,25 @@ def boundary(
             shared.append(shared_gradients(level))
             drawn_by.append(draws.of(done, level.root))
             show_gradients(level, before)
-            waiting = waiting[1:] if run is not thunk else _without(base, waiting, done)  # type: ignore[index]
+            waiting = _without(base, waiting, done)
             if not waiting.shape[0]:
                 if ends is not None:
                     ends.go_on()
+                if not one_by_one and len(pieces) > _MANY and base.size < _FEW * len(pieces):
+                    _warn(base, f"took {len(pieces)} different ways", "may take longer than", here.place)
                 break
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             if not one_by_one:
                 # Where the largest group is of one lane, so are all others.
-                few = len(pieces) >= _MANY and base.size - waiting.shape[0] < 2 * len(pieces)
+                few = len(pieces) >= _MANY and base.size - waiting.shape[0] < _WORTH * len(pieces)
                 one_by_one = few or rows.shape[0] == 1
                 if one_by_one:
-                    rows = waiting[:1]
+                    rows = waiting if alone is not None and alone.may_run(level, journal) else waiting[:1]
                     runs = len(pieces) + waiting.shape[0]
-                    if runs > _MANY and 2 * runs > base.size:
-                        _warn_one_by_one(base)
-                    # (A lane by itself would not write to the records of what each lane does.)
-                    if alone and generators is None and level.outer is None and not journal.own:
-                        run = _alone(level, thunk)
+                    if runs > _MANY and _WORTH * runs > base.size:
+                        _warn_one_by_one(base, here.place)
+                        if alone is not None:
+                            alone.note(base.size, here.place)
             if journal.refits and around is level:
                 raise Restart(level)
             if call is not None and journal.outlives():
@@ -125,67 +142,16 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
         return mask.nonzero().squeeze(1)
 
 
-def _alone(level: LaneLevel, thunk: partial) -> Callable[[], Any]:
-    """The call for a lane that runs alone, on the plane below, as a loop over the examples would make it."""
-    leaves, spec = flatten((thunk.args, thunk.keywords))
-    given = [(place, leaf) for place, leaf in enumerate(leaves) if level.owns(leaf)]
-
-    def run() -> Any:
-        row = int(level.lanes.positions(level.root))
-        for place, leaf in given:
-            value = level.physical(leaf)
-            leaves[place] = level.below(torch.select, value, 0, row) if leaf.mapped else value
-        args, kwargs = unflatten(leaves, spec)
-        running, machine.level = machine.level, None
-        state = torch.get_rng_state()
-        try:
-            out = level.user_code_below(partial(thunk.func, *args, **kwargs))
-        finally:
-            machine.level = running
-        if not torch.equal(state, torch.get_rng_state()):
-            # Below, nobody asks for `randomness`, which is "error" here.
-            raise drawn_without_leave("in a lane that ran by itself")
-        if isinstance(out, Tensor):
-            return level.adopt(out)
-        results, structure = flatten(out)
-        return unflatten([level.adopt(leaf) if isinstance(leaf, Tensor) else leaf for leaf in results], structure)
-
-    return run
+def _warn_one_by_one(base: Lanes, place: tuple[str, int] | None) -> None:
+    _warn(base, f"take {_MANY} different ways and more", "takes about as long as", place)
 
 
-def _warn_one_by_one(base: Lanes) -> None:
+def _warn(base: Lanes, ways: str, long: str, place: tuple[str, int] | None) -> None:
+    where = "" if place is None else f"\n  they part at {place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
     warn_at_user_line(
         SlowPathWarning(
-            f"vmap: the {base.size} lanes take {_MANY} different ways and more through code that is run again for each "
-            "of them: the rest run one by one, at about the speed of a Python loop"
+            f"vmap: the {base.size} lanes {ways} through code that is run again for each of them, which {long} a "
+            f"Python loop over them{where}\nWrite instead:\n  tensors where Python's own numbers decide: x.max() for "
+            "max(x.tolist()), x.sort() for sorted(x), x[x > 0] for a list of what is picked"
         )
     )
-
-
-class _naming_lanes:
-    """Says of an error which lanes ran when it was raised."""
-
-    __slots__ = ("level",)
-
-    def __init__(self, level: LaneLevel) -> None:
-        self.level = level
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception) and not getattr(error, "lanes", None):
-            lanes = self.level.lanes
-            if lanes is not self.level.root and lanes.size:
-                name_lanes(error, self.level, lanes)
-
-
-def name_lanes(error: Exception, level: LaneLevel, lanes: Lanes) -> None:
-    """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
-    places = lane_names(level, lanes)
-    error.lanes = places  # type: ignore[attr-defined]
-    shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
-    if hasattr(error, "add_note"):
-        error.add_note(  # type: ignore[attr-defined]
-            f"lanewise: raised while {'lane' if len(places) == 1 else 'lanes'} {shown} ran"
-        )

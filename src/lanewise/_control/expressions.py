@@ -6,11 +6,24 @@ from typing import Any
 
 from lanewise._control.arithmetic import arithmetic
 from lanewise._control.builders import call, function, load_name, runtime, thunk
+from lanewise._control.scopes import calls_user
 from lanewise._control.source import Function, Unsupported, argument_names
 
 _NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})
 # Methods of what a mask picks that do not need it picked (selections.py).
 REDUCTIONS = frozenset({"sum", "mean", "prod", "any", "all", "numel"})
+
+# Comparisons that have an answer for each lane, whatever it has there.
+_ASKS = {
+    ast.Is: "is_",
+    ast.IsNot: "is_not",
+    ast.Eq: "equal",
+    ast.NotEq: "unequal",
+    ast.In: "contains",
+    ast.NotIn: "lacks",
+}
+# What is in an expression keeps it from being computed for one value of a variable after the other.
+_APART = (ast.NamedExpr, ast.Lambda, ast.GeneratorExp)
 
 
 class Expressions(ast.NodeTransformer):
@@ -20,6 +33,8 @@ class Expressions(ast.NodeTransformer):
         node: The function.
         suspects: Names that may hold different things in different lanes at some point.
         known: Names that surely do not, here.
+        mixing: Names that may hold things of different kinds, such as None, in different lanes: what they are part of
+            is computed for each.
         thunks: Number of operands around, which not all lanes evaluate.
         count: Number of names that were made up.
         changing: Whether the function may change a list, a dict or an attribute.
@@ -31,6 +46,7 @@ class Expressions(ast.NodeTransformer):
         self.node = node
         self.suspects: set[str] = set()
         self.known = set(argument_names(node))
+        self.mixing: set[str] = set()
         self.thunks = 0
         self.count = 0
         self.changing = False
@@ -72,29 +88,64 @@ class Expressions(ast.NodeTransformer):
         self.nested(node)
         return node
 
-    def later(self, node: ast.expr) -> ast.expr:
+    def kept(self, node: ast.expr) -> ast.expr:
+        """An expression whose value may be a Mixed."""
+        if isinstance(node, ast.Name) and self.unsure(node.id):
+            return ast.copy_location(call(runtime("kept"), node, ast.Constant(node.id)), node)
+        if isinstance(node, ast.IfExp):
+            return self.visit_IfExp(node, True)
+        if isinstance(node, ast.BoolOp):
+            return self.visit_BoolOp(node, True)
+        if isinstance(node, ast.Call):
+            return self.visit_Call(node, True)
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            return self.for_each_value(node, [node.value], True) or self.visit(node)
+        return self.visit(node)
+
+    def for_each_value(self, node: ast.expr, operands: list[ast.expr], keep: bool = False) -> ast.expr | None:
+        """An expression as one that is computed for each of the values of its operands; None if it need not be."""
+        names = {operand.id for operand in operands if isinstance(operand, ast.Name) and self.unsure(operand.id)}
+        names &= self.mixing
+        if not names or any(
+            isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS)
+            for part in ast.walk(node)
+        ):
+            return None
+        known = set(self.known)
+        self.known |= names
+        self.thunks += 1
+        body = self.kept(node) if keep else self.visit(node)
+        self.thunks -= 1
+        self.known = known
+        values = [call(runtime("kept"), load_name(name), ast.Constant(name)) for name in sorted(names)]
+        run = function(sorted(names), body)
+        return ast.copy_location(call(runtime("each"), run, ast.Constant(keep), *values), node)
+
+    def later(self, node: ast.expr, keep: bool = False) -> ast.expr:
         """An operand that not all lanes evaluate, as a function without arguments."""
         self.thunks += 1
-        out = self.visit(node)
+        out = self.kept(node) if keep else self.visit(node)
         self.thunks -= 1
         return thunk(out)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+    def visit_BoolOp(self, node: ast.BoolOp, keep: bool = False) -> ast.expr:
         combine = "both" if isinstance(node.op, ast.And) else "either"
-        return ast.copy_location(self.chain(combine, node.values), node)
+        return ast.copy_location(self.chain(combine, node.values, keep), node)
 
-    def chain(self, combine: str, values: list[ast.expr]) -> ast.expr:
-        first = self.visit(values[0])
+    def chain(self, combine: str, values: list[ast.expr], keep: bool) -> ast.expr:
         if len(values) == 1:
-            return first
+            return self.kept(values[0]) if keep else self.visit(values[0])
+        first = self.kept(values[0])
         self.thunks += 1
-        rest = self.chain(combine, values[1:])
+        rest = self.chain(combine, values[1:], keep)
         self.thunks -= 1
-        return ast.copy_location(call(runtime(combine), first, thunk(rest)), values[0])
+        kept = [ast.Constant(True)] if keep else []
+        return ast.copy_location(call(runtime(combine), first, thunk(rest), *kept), values[0])
 
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        test = self.visit(node.test)
-        out = call(runtime("choose"), test, self.later(node.body), self.later(node.orelse))
+    def visit_IfExp(self, node: ast.IfExp, keep: bool = False) -> ast.expr:
+        test = self.kept(node.test)
+        kept = [ast.Constant(True)] if keep else []
+        out = call(runtime("choose"), test, self.later(node.body, keep), self.later(node.orelse, keep), *kept)
         return ast.copy_location(out, node)
 
     def fused(self, node: ast.expr) -> ast.expr | None:
@@ -102,7 +153,10 @@ class Expressions(ast.NodeTransformer):
         found = None if self.apart else arithmetic(node)
         if found is None:
             return None
-        values = [self.visit(operand) for operand in found.operands.values()]
+        values = [
+            self.kept(operand) if isinstance(operand, ast.Name) else self.visit(operand)
+            for operand in found.operands.values()
+        ]
         kinds = isinstance(node, ast.Compare), self.writing
         operations: list[ast.expr] = [function(list(found.operands), found.body)]
         if found.calls:
@@ -114,18 +168,26 @@ class Expressions(ast.NodeTransformer):
         return ast.copy_location(call(runtime("fused"), *operations, *map(ast.Constant, kinds), *values), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        return self.fused(node) or self.generic_visit(node)  # type: ignore[return-value]
+        out = self.fused(node) or self.for_each_value(node, [node.left, node.right])
+        return out or self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         if (out := self.fused(node)) is not None:
             return out
-        node.operand = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
-            return ast.copy_location(call(runtime("negation"), node.operand), node)
+            return ast.copy_location(call(runtime("negation"), self.kept(node.operand)), node)
+        if (out := self.for_each_value(node, [node.operand])) is not None:
+            return out
+        node.operand = self.visit(node.operand)
         return node
 
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+    def visit_Compare(self, node: ast.Compare, whole: bool = True) -> ast.expr:
         if (out := self.fused(node)) is not None:
+            return out
+        sides = [node.left, *node.comparators]
+        if len(node.ops) == 1 and (asks := _ASKS.get(type(node.ops[0]))) is not None and self.may_ask(node):
+            return ast.copy_location(call(runtime(asks), *map(self.kept, sides)), node)
+        if whole and (out := self.for_each_value(node, sides)) is not None:
             return out
         if len(node.ops) == 1:
             return self.comparison(node, self.visit(node.left), node.ops[0], self.visit(node.comparators[0]))
@@ -142,12 +204,23 @@ class Expressions(ast.NodeTransformer):
         self.thunks -= 1
         return ast.copy_location(call(runtime("both"), first, thunk(tail)), node)
 
+    def may_ask(self, node: ast.Compare) -> bool:
+        """Whether a comparison may be a question to each lane about the kind of what it has."""
+        by_identity = isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        for side in (node.left, node.comparators[0]):
+            if isinstance(side, (ast.Attribute, ast.Subscript)) and isinstance(side.value, ast.Name):
+                side = side.value
+            if isinstance(side, ast.Name) and self.unsure(side.id):
+                if by_identity or side.id in self.mixing:
+                    return True
+        return False
+
     def visit_rest(self, node: ast.Compare) -> ast.expr:
         """The rest of a chain, whose left operand has been visited."""
         left, node.left = node.left, ast.Constant(None)
         if len(node.ops) == 1:
             return self.comparison(node, left, node.ops[0], self.visit(node.comparators[0]))
-        out = self.visit_Compare(node)
+        out = self.visit_Compare(node, False)
         assert isinstance(out, ast.Call)
         first = out.args[0]
         if isinstance(first, ast.Compare):
@@ -166,10 +239,13 @@ class Expressions(ast.NodeTransformer):
             out = ast.Compare(left, [op], [right])
         return ast.copy_location(out, node)
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:
+    def visit_Call(self, node: ast.Call, keep: bool = False) -> ast.expr:
         if (out := self.fused(node)) is not None:
             return out
-        func = node.func
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        if (out := self.for_each_value(node, [owner, *node.args, *_values_of(node.keywords)], keep)) is not None:
+            return out
+        func, returns_kinds = node.func, calls_user(node)
         node.args = [self.visit(arg) for arg in node.args]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         if isinstance(func, ast.Name) and func.id in _NATIVE_CALLS:
@@ -185,6 +261,9 @@ class Expressions(ast.NodeTransformer):
             node.func = ast.copy_location(call(runtime("fn"), func), func)
             return node
         node.func = ast.copy_location(call(runtime("fn"), self.visit(func)), func)
+        if keep and returns_kinds:
+            node.args.insert(0, node.func)
+            node.func = runtime("keeping")
         return node
 
     def visit_Subscript(self, node: ast.Subscript, get: str = "item") -> ast.expr:
@@ -192,6 +271,8 @@ class Expressions(ast.NodeTransformer):
             node.value = ast.copy_location(call(runtime("changes"), self.visit(node.value)), node.value)
             node.slice = self.visit(node.slice)
             return node
+        if (out := self.for_each_value(node, [node.value, node.slice])) is not None:
+            return out
         if _is_constant(node.slice):
             node.value = self.visit(node.value)
             return node
@@ -232,6 +313,8 @@ class Expressions(ast.NodeTransformer):
         return self.made(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.ctx, ast.Load) and (out := self.for_each_value(node, [node.value])) is not None:
+            return out
         node.value = self.visit(node.value)
         if not isinstance(node.ctx, ast.Load):
             node.value = ast.copy_location(call(runtime("changes"), node.value, ast.Constant(True)), node.value)
@@ -254,6 +337,10 @@ class Expressions(ast.NodeTransformer):
         return node if isinstance(node, ast.GeneratorExp) else self.made(node)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
+
+
+def _values_of(keywords: list[ast.keyword]) -> list[ast.expr]:
+    return [keyword.value for keyword in keywords]
 
 
 def _is_constant(node: ast.expr) -> bool:

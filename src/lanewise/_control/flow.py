@@ -9,26 +9,41 @@ from torch import Tensor
 from lanewise._control import compiling
 from lanewise._control.callees import fn
 from lanewise._control.changes import changes, changes_outside, made
+from lanewise._control.choices import (
+    both,
+    called_by_keeping,
+    choose,
+    contains,
+    each,
+    either,
+    equal,
+    is_,
+    is_not,
+    keeping,
+    kept,
+    lacks,
+    load,
+    negation,
+    result,
+    truth,
+    unequal,
+)
 from lanewise._control.fusion import fused
 from lanewise._control.iterators import hold_iterators, refuse_iterators
 from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
-from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._control.numbers import one_number as key
 from lanewise._control.ranges import LaneRange, Sides
 from lanewise._control.replacements import (
-    contains,
     differs,
     gradient,
     item,
-    lacks,
     same,
     set_item,
     singleton_false,
     singleton_true,
 )
 from lanewise._control.selections import picked
-from lanewise._core.joins import decide
 from lanewise._core.lanes import (
     EMPTY,
     BeginAgain,
@@ -42,22 +57,35 @@ from lanewise._core.lanes import (
 )
 
 __all__ = [
+    "both",
     "changes",
     "changes_outside",
+    "choose",
     "contains",
     "differs",
+    "each",
+    "either",
+    "equal",
     "fn",
     "fused",
     "gradient",
+    "is_",
+    "is_not",
     "item",
+    "keeping",
+    "kept",
     "key",
     "lacks",
+    "load",
     "made",
+    "negation",
     "picked",
+    "result",
     "same",
     "set_item",
     "singleton_false",
     "singleton_true",
+    "unequal",
 ]
 
 AssertionError = builtins.AssertionError
@@ -69,29 +97,6 @@ CONTROL = (Disagreement, Restart, BeginAgain)
 
 # Goes round a loop once.
 ONCE = (None,)
-
-
-def truth(value: Any) -> Any:
-    """What a condition says: True, False, or the positions of the lanes for which it holds, and of the others."""
-    if value is True or value is False:
-        return value
-    level = machine.level
-    if level is None:
-        return bool(value)
-    if type(value) is LaneNumber:
-        value = value.value
-    elif not isinstance(value, Tensor):
-        return bool(value)
-    return decide(level, value)
-
-
-def load(value: Any, name: str) -> Any:
-    """A variable that may hold different things in different lanes: one of them, for lanes that go on with it."""
-    if type(value) is Mixed:
-        value = value.resolve(machine.level)
-    if value is UNBOUND:
-        raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
-    return value
 
 
 # --- functions -------------------------------------------------------------------------------------------------------
@@ -138,14 +143,17 @@ class Frame:
     def finish(self, value: Any) -> Any:
         """The `return` of the lanes that are left."""
         if not self.pieces:
-            return value
+            return value.resolve(self.level) if type(value) is Mixed and not called_by_keeping(2) else value
         self.pieces.append(self.level.lanes)
         self.values.append(value)
-        return self.result()
+        return self._joined(called_by_keeping(2))
 
     def result(self) -> Any:
         """What all lanes have returned."""
-        return join_values(self.level, self.base, self.pieces, self.values)  # type: ignore[arg-type]
+        return self._joined(called_by_keeping(2))
+
+    def _joined(self, keep: bool) -> Any:
+        return join_values(self.level, self.base, self.pieces, self.values, keep)  # type: ignore[arg-type]
 
     def lends(self, *value: Any) -> bool:
         """Whether a function that sees the variables may be part of what has been returned, at different times."""
@@ -187,8 +195,8 @@ class Frame:
                 # Two names of one object are still two names of one object.
                 try:
                     merged[key] = merge(level, target, pieces, list(values))
-                except Unmergeable as reason:
-                    merged[key] = mixed(level, base, pieces, list(values), str(reason))
+                except Unmergeable:
+                    merged[key] = mixed(level, base, pieces, list(values))
             out.append(merged[key])
         for place, name in enumerate(names):
             if type(out[place]) is Mixed and name in self.captured:
@@ -426,59 +434,6 @@ class Loop:
         elif level.lanes is not EMPTY:
             return frame.state(self.names, variables)  # all lanes at once are on their way out of the loop around
         return frame.join(self.base, [lanes for lanes, _ in exits], [state for _, state in exits], self.names)
-
-
-# --- expressions -----------------------------------------------------------------------------------------------------
-
-
-def _each(verdict: tuple[Tensor, Tensor], *sides: Any) -> Any:
-    """What sides give for the lanes that take them."""
-    level: Any = machine.level
-    refuse_iterators(level, 2)
-    base = level.lanes
-    pieces, values = [], []
-    for positions, side in zip(verdict, sides):
-        level.lanes = child(base, positions)
-        values.append(side())
-        pieces.append(level.lanes)
-    return join_values(level, base, pieces, values)
-
-
-def choose(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes() if condition else no()`"""
-    verdict = truth(condition)
-    if verdict is True:
-        return yes()
-    if verdict is False:
-        return no()
-    return _each(verdict, yes, no)
-
-
-def both(first: Any, rest: Any) -> Any:
-    """`first and rest()`"""
-    verdict = truth(first)
-    if verdict is True:
-        return rest()
-    if verdict is False:
-        return first
-    return _each(verdict, rest, lambda: first)
-
-
-def either(first: Any, rest: Any) -> Any:
-    """`first or rest()`"""
-    verdict = truth(first)
-    if verdict is True:
-        return first
-    if verdict is False:
-        return rest()
-    return _each(verdict, lambda: first, rest)
-
-
-def negation(value: Any) -> Any:
-    """`not value`"""
-    if machine.level is not None and isinstance(value, (LaneNumber, Tensor)):
-        return (value if isinstance(value, LaneNumber) else number_of(value)) == 0
-    return not value
 
 
 compiling.runtime.module = sys.modules[__name__]

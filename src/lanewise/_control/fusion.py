@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._control.choices import for_each_value
 from lanewise._core.batch import BatchTensor
 from lanewise._core.direct import unwatched
 from lanewise._core.formulas import pulled
@@ -62,7 +63,7 @@ def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *
                             return level.wrap(out)
                 except FAILURES:
                     del machine.raised[known:]
-    return (apart or run)(*operands)
+    return for_each_value(apart or run, False, operands, 2)
 
 
 def _values(level: LaneLevel, operands: tuple) -> tuple[list, int, bool, bool] | None:

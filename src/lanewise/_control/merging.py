@@ -10,7 +10,7 @@ from lanewise._control.numbers import DTYPES, LaneNumber, kind_of
 from lanewise._core.aliases import aliases_of
 from lanewise._core.joins import merge_tensors, narrow, on_home
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target
+from lanewise._core.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target, true_places
 from lanewise._core.level import on_plane
 from lanewise._core.plane import tracked
 from lanewise._torch_compat import is_grad_enabled, set_grad_enabled
@@ -25,121 +25,148 @@ class _Unbound:
 UNBOUND: Any = _Unbound()
 
 # Types whose equal values cannot be told apart.
-_PLAIN = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
+PLAIN = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
 
 
 class Mixed:
-    """A variable that holds what no one value can hold. When it is read, lanes with one of the values go on.
+    """A variable that holds what no one value can hold.
+
+    An expression that it is part of is computed for each of the values (choices.py). Where that is not possible, lanes
+    with one of them go on.
 
     Attributes:
         pieces, values: Sets of lanes, and what each has.
-        why: What keeps the values apart.
     """
 
-    __slots__ = ("pieces", "values", "why")
+    __slots__ = ("pieces", "values", "_known")
 
-    def __init__(self, pieces: list[Lanes], values: list[Any], why: str) -> None:
-        self.pieces: list[Lanes] = []
-        self.values: list[Any] = []
-        self.why = why
-        for piece, value in zip(pieces, values, strict=True):
-            if type(value) is Mixed:
-                for part, own in zip(value.pieces, value.values):
-                    # Other lanes of the part may have something else by now.
-                    _, there = _shared(piece, part)
-                    if there.shape[0]:
-                        self.pieces.append(part if there.shape[0] == part.size else child(part, there))
-                        self.values.append(own)
-            else:
-                self.pieces.append(piece)
-                self.values.append(value)
+    def __init__(self, pieces: list[Lanes], values: list[Any]) -> None:
+        self.pieces = pieces
+        self.values = values
+        self._known: tuple[Lanes, list[tuple[int, Tensor]]] | None = None
 
-    def resolve(self, level: LaneLevel) -> Any:
-        """The value of the largest group of the lanes that run, which go on alone."""
-        groups: dict[Any, list[tuple[int, Tensor, Tensor]]] = {}
-        for number, (piece, value) in enumerate(zip(self.pieces, self.values)):
-            groups.setdefault(_identity(value, number), []).append((number, *_shared(level.lanes, piece)))
-        best = max(groups.values(), key=lambda group: sum(here.shape[0] for _, here, _ in group))
-        number, here, there = best[0]
-        if len(best) > 1:
-            with on_plane(None):
-                here = torch.cat([each for _, each, _ in best]).sort().values
-        if here.shape[0] < level.lanes.size:
-            narrow(level, here)
+    def shares(self, lanes: Lanes) -> list[tuple[int, Tensor]]:
+        """Which of the values some lanes have: their numbers, and the positions among the lanes of those that do."""
+        if self._known is None or self._known[0] is not lanes:
+            found = []
+            left = lanes.size
+            for number, piece in enumerate(self.pieces):
+                here = _shared(lanes, piece)[0]
+                if here.shape[0]:
+                    found.append((number, here))
+                    left -= here.shape[0]
+                    if not left:
+                        break
+            self._known = lanes, found
+        return self._known[1]
+
+    def value(self, level: LaneLevel, number: int) -> Any:
+        """One of the values, for the lanes that run, all of which have it."""
         lanes, piece, value = level.lanes, self.pieces[number], self.values[number]
-        if lanes.within(piece) or _identity(value, number) != number:
+        if not isinstance(value, _WITH_LANES) or lanes.within(piece):
             return value
         with on_plane(None):
             order = torch.arange(lanes.size)
-        return merge(level, Target(lanes, order), [child(piece, there)], [value])
+        return merge(level, Target(lanes, order), [child(piece, _shared(lanes, piece)[1])], [value])
+
+    def resolve(self, level: LaneLevel) -> Any:
+        """The value of the largest group of the lanes that run, which go on alone."""
+        number, here = max(self.shares(level.lanes), key=lambda share: share[1].shape[0])
+        if here.shape[0] < level.lanes.size:
+            narrow(level, here)
+        return self.value(level, number)
 
 
-def _identity(value: Any, number: int) -> Any:
-    """What tells a value from others, or `number` where each set of lanes has its own."""
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value)
-    if isinstance(value, (Tensor, LaneNumber, tuple, list, dict)):
-        return number
-    return "object", id(value)
+# Values that may hold tensors with lanes.
+_WITH_LANES = (Tensor, LaneNumber, tuple, list, dict)
 
 
-def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], why: str) -> Mixed:
-    """What pieces of `base` hold where no one value can; those of one kind among them are merged."""
-    out = Mixed(pieces, values, why)
+def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any]) -> Any:
+    """What the lanes that run hold, the `pieces` of `base`, where no one value can; those of one kind are merged."""
+    flat: list[Lanes] = []
+    held: list[Any] = []
+    for piece, value in zip(pieces, values, strict=True):
+        if type(value) is not Mixed:
+            flat.append(piece)
+            held.append(value)
+            continue
+        for number, here in value.shares(piece):  # other lanes of the value may have something else by now
+            flat.append(piece if here.shape[0] == piece.size else child(piece, here))
+            held.append(value.values[number])
     groups: dict[Any, list[int]] = {}
-    for number, (piece, value) in enumerate(zip(out.pieces, out.values)):
-        groups.setdefault(_kind(value) if piece.within(base) else None, []).append(number)
-    groups.pop(None, None)
-    running = level.lanes
-    gone: set[int] = set()
+    for number, value in enumerate(held):
+        groups.setdefault(_kind(value, number), []).append(number)
+    out = Mixed([], [])
     for numbers in groups.values():
-        if len(numbers) < 2:
-            continue
-        target = merge_target(base, [out.pieces[number] for number in numbers])
-        level.lanes = target.lanes
-        try:
-            value = merge(
-                level, target, [out.pieces[number] for number in numbers], [out.values[number] for number in numbers]
-            )
-        except Unmergeable:
-            continue
-        finally:
-            level.lanes = running
-        out.pieces.append(target.lanes)
-        out.values.append(value)
-        gone.update(numbers)
-    out.pieces = [piece for number, piece in enumerate(out.pieces) if number not in gone]
-    out.values = [value for number, value in enumerate(out.values) if number not in gone]
-    return out
+        for lanes, value in _merged_group(level, base, [flat[n] for n in numbers], [held[n] for n in numbers]):
+            out.pieces.append(lanes)
+            out.values.append(value)
+    return out if len(out.pieces) > 1 else out.values[0]
 
 
-def _kind(value: Any) -> Any:
-    """What values have in common that one value can hold, perhaps; None if nothing is known."""
+def _merged_group(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any]) -> list[tuple[Lanes, Any]]:
+    """Sets of lanes and what each has: one set, if one value can hold all."""
+    if len(pieces) == 1:
+        return [(pieces[0], values[0])]
+    target = merge_target(base, pieces)
+    running = level.lanes
+    if target.lanes.size == running.size:
+        target = Target(running, target.order)
+    level.lanes = target.lanes
+    try:
+        return [(target.lanes, merge(level, target, pieces, values))]
+    except Unmergeable:
+        return list(zip(pieces, values))
+    finally:
+        level.lanes = running
+
+
+def _kind(value: Any, number: int) -> Any:
+    """What values have in common that one value can hold, perhaps."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
-    return kind_of(value)
+    if isinstance(value, (tuple, list, dict)):
+        return type(value), len(value)
+    kind = number_kind(value)
+    if kind is not None:
+        return kind
+    return (type(value), repr(value)) if isinstance(value, PLAIN) else ("object", id(value))
+
+
+def number_kind(value: Any) -> type | None:
+    """The type of a number that a tensor can hold, None for anything else."""
+    return None if isinstance(value, enum.Enum) else kind_of(value)  # a member of an IntEnum is what it is by name
 
 
 def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
     """The lanes that two sets share, as positions in each [n]."""
-    base = common_ancestor(a, b)
     with on_plane(None):
+        if a.within(b):
+            return torch.arange(a.size), a.positions(b)
+        if b.within(a):
+            return b.positions(a), torch.arange(b.size)
+        base = common_ancestor(a, b)
         places = b.inverse(base).index_select(0, a.positions(base))
-        here = (places >= 0).nonzero().squeeze(1)
+        here = true_places(places >= 0)
         return here, places[here]
 
 
-def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any]) -> Any:
-    """One value for the lanes of `pieces` of `base`, which go on together. (Not all do, if it takes several values.)"""
+def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], keep: bool = False) -> Any:
+    """One value for the lanes of `pieces` of `base`, which go on together.
+
+    Where it takes several, that is a Mixed (`keep`), or not all lanes go on.
+    """
     if len(pieces) == 1:
         level.lanes = pieces[0]
-        return values[0]
-    target = merge_target(base, pieces)
-    level.lanes = target.lanes
-    try:
-        return merge(level, target, pieces, values)
-    except Unmergeable as reason:
-        return mixed(level, base, pieces, values, str(reason)).resolve(level)
+        out = values[0]
+    else:
+        target = merge_target(base, pieces)
+        level.lanes = target.lanes
+        try:
+            return merge(level, target, pieces, values)
+        except Unmergeable:
+            out = mixed(level, base, pieces, values)
+    return out.resolve(level) if type(out) is Mixed and not keep else out
 
 
 def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
@@ -153,14 +180,14 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
         if all(value is first for value in values) and on_home(level, first):
             return first
         return _merge_tensors(level, target, pieces, values)
-    kind = kind_of(first)
+    kind = number_kind(first)
     if kind is not None:
         return _merge_numbers(level, target, pieces, values, kind)
     if all(value is first for value in values) and (
         not isinstance(first, (tuple, list, dict)) or at_home(level, first)
     ):
         if type(first) is Mixed:
-            raise Unmergeable(first.why)
+            raise Unmergeable("it differs in kind")
         return first
     if any(value is UNBOUND for value in values):
         raise Unmergeable("it is unbound in some lanes")
@@ -182,7 +209,7 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
         out = {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}
         aliases_of(level).join_containers(out, values)
         return out
-    if isinstance(first, _PLAIN) and all(value == first for value in values):
+    if isinstance(first, PLAIN) and all(value == first for value in values):
         return first
     raise Unmergeable(f"values of type {type(first).__name__}")
 
@@ -193,7 +220,7 @@ def may_see(value: Any) -> bool:
         return any(map(may_see, value))
     if type(value) is dict:
         return any(map(may_see, value.values()))
-    return not isinstance(value, (Tensor, LaneNumber, *_PLAIN))
+    return not isinstance(value, (Tensor, LaneNumber, *PLAIN))
 
 
 def _rebuilt(like: Any, entries: list[Any]) -> Any:
@@ -239,7 +266,7 @@ def _merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values
 
 def _number_like(value: Any, tensor: Tensor) -> Tensor:
     """A number where other lanes have a tensor without dims, which a number of that kind would not have promoted."""
-    kind = kind_of(value)
+    kind = number_kind(value)
     if kind is None or tensor.dim() or (kind is bool) != (tensor.dtype is torch.bool):
         raise Unmergeable(f"types {type(value).__name__} and Tensor {list(tensor.shape)}")
     with on_plane(None):
@@ -254,8 +281,8 @@ def _number_like(value: Any, tensor: Tensor) -> Tensor:
 
 def _merge_numbers(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], kind: type) -> Any:
     first = values[0]
-    if any(kind_of(value) is not kind for value in values):
-        raise Unmergeable("types " + " and ".join(sorted({(kind_of(v) or type(v)).__name__ for v in values})))
+    if any(number_kind(value) is not kind for value in values):
+        raise Unmergeable("types " + " and ".join(sorted({(number_kind(v) or type(v)).__name__ for v in values})))
     if type(first) is LaneNumber:
         if all(value is first for value in values) and on_home(level, first.value):
             return first

@@ -203,24 +203,36 @@ def kind_of(number: Any) -> type | None:
 
 def number_of(tensor: Tensor) -> Any:
     """`x.item()`: a number with lanes, or a Python number where all lanes share it."""
-    if tensor.numel() != 1 or tensor.dtype is torch.uint64:
+    if tensor.numel() != 1:
         return tensor.item()
+    found = _with_lanes(tensor)
+    return tensor.item() if found is None else LaneNumber(found[0], found[1].reshape(()))
+
+
+def _with_lanes(tensor: Tensor) -> tuple[type, Tensor] | None:
+    """The kind of number that the entries are, and these as a tensor of lanes; None where all lanes share them."""
     level = machine.level
-    part = None if level is None else component(level, tensor)
+    part = None if level is None or tensor.dtype is torch.uint64 else component(level, tensor)
     if part is None or (part.level is level and not part.mapped):
-        return tensor.item()
-    part = part.detach().reshape(())
+        return None
+    part = part.detach()
     kind = bool if part.dtype is torch.bool else complex if part.is_complex() else int
     if part.is_floating_point():
         kind = float
-    return LaneNumber(kind, part.to(DTYPES[kind]))
+    return kind, part.to(DTYPES[kind], copy=True)  # what is written to the tensor later is not written to the number
 
 
 def nested_numbers(tensor: Tensor) -> Any:
     """`x.tolist()`: nested lists of numbers."""
-    if not tensor.dim():
-        return number_of(tensor)
-    return [nested_numbers(entry) for entry in tensor.unbind()]
+    found = _with_lanes(tensor) if tensor.dim() else None
+    if found is None:
+        return [nested_numbers(entry) for entry in tensor.unbind()] if tensor.dim() else number_of(tensor)
+    return _nested(*found)
+
+
+def _nested(kind: type, numbers: Tensor) -> Any:
+    entries = numbers.unbind()
+    return [LaneNumber(kind, entry) if not entry.dim() else _nested(kind, entry) for entry in entries]
 
 
 def as_tensor(number: Any) -> Tensor:

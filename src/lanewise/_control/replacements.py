@@ -21,12 +21,21 @@ from lanewise._control.callees import fn, replaced, replaced_methods
 from lanewise._control.changes import changes, watched
 from lanewise._control.iterators import refuse_iterators
 from lanewise._control.merging import join
-from lanewise._control.numbers import LaneNumber, for_each_lane, kind_of, nested_numbers, number_of, one_number
+from lanewise._control.numbers import (
+    DTYPES,
+    LaneNumber,
+    for_each_lane,
+    kind_of,
+    nested_numbers,
+    number_of,
+    one_number,
+)
 from lanewise._control.tensor_calls import call_with_numbers
 from lanewise._core.autograd import gradient_before
 from lanewise._core.hot import PLAIN
 from lanewise._core.joins import decide, given_to_running
 from lanewise._core.lanes import Restart, child, machine
+from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane
 from lanewise._core.subscripts import get_item
 from lanewise._core.surface import Surface
@@ -202,8 +211,33 @@ def _calling(function: Callable) -> Callable:
     return stand_in
 
 
-for _function in (map, filter, functools.reduce, sorted):
+for _function in (map, filter, functools.reduce):
     replaced[_function] = _calling(_function)
+
+
+@stands_for(sorted)
+def sorted_(entries: Any, *, key: Any = None, reverse: bool = False) -> list:
+    """`sorted(entries)`: of numbers, for all lanes at once."""
+    entries = list(entries)
+    if key is None and not with_lanes(reverse) and any(type(entry) is LaneNumber for entry in entries):
+        kinds = {kind_of(entry) for entry in entries}
+        if len(kinds) == 1 and kinds <= {bool, int, float}:
+            ordered = _ordered(entries, kinds.pop(), bool(reverse))
+            if ordered is not None:
+                return ordered
+    return sorted(entries, key=None if key is None else fn(key), reverse=reverse)
+
+
+def _ordered(numbers: list, kind: Any, reverse: bool) -> list | None:
+    """Numbers of one kind in their order in each lane; None where they have none."""
+    if any(type(number) is int and abs(number) >= 2**63 for number in numbers):
+        return None
+    with on_plane(None):
+        numbers = [n.value if type(n) is LaneNumber else torch.tensor(n, dtype=DTYPES[kind]) for n in numbers]
+    rows = torch.stack(numbers)
+    if kind is float and decide(machine.level, rows.isnan().any()) is not False:
+        return None
+    return [LaneNumber(kind, row) for row in rows.sort(stable=True, descending=reverse).values.unbind()]
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------

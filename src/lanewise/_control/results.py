@@ -248,3 +248,35 @@ def _shown(value: Any) -> str:
 
 def _kind(value: Any) -> str:
     return "Tensor" if isinstance(value, Tensor) else type(value).__name__
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class naming_lanes:
+    """Says of an error which lanes ran when it was raised."""
+
+    __slots__ = ("level",)
+
+    def __init__(self, level: LaneLevel) -> None:
+        self.level = level
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Exception) and not getattr(error, "lanes", None):
+            lanes = self.level.lanes
+            if lanes is not self.level.root and lanes.size:
+                name_lanes(error, self.level, lanes)
+
+
+def name_lanes(error: Exception, level: LaneLevel, lanes: Lanes) -> None:
+    """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
+    places = lane_names(level, lanes)
+    error.lanes = places  # type: ignore[attr-defined]
+    shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+    if hasattr(error, "add_note"):
+        error.add_note(  # type: ignore[attr-defined]
+            f"lanewise: raised while {'lane' if len(places) == 1 else 'lanes'} {shown} ran"
+        )

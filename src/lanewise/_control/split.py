@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lanewise._control.boundary import boundary
 from lanewise._control.convert import converted
+from lanewise._control.one_by_one import Alone
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchLevel, BatchTensor
@@ -27,7 +28,7 @@ from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of, remember
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
-from lanewise.errors import SlowPathWarning, warn_at_user_line
+from lanewise.errors import SlowPathWarning, at_user_line, warn_at_user_line
 
 # Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
 _as_written: set[Any] = set()
@@ -67,12 +68,13 @@ def run_apart(
             with level:
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
-                before = machine.partings
-                out = boundary(level, thunk, join, structured=func is not None, alone=not jagged)
+                as_written = partial(_run, level, call.func, lanes, jagged, spec, writes)
+                alone = None if jagged else Alone(code, as_written)
+                with _telling_of_many(level.root.size):
+                    out = boundary(level, thunk, join, structured=func is not None, alone=alone)
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
-                _tell_of_many(machine.partings - before, level.root.size)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
@@ -102,12 +104,32 @@ def run_apart(
 _OFTEN, _FEW_LANES = 1.5, 32
 
 
-def _tell_of_many(partings: int, lanes: int) -> None:
-    if lanes >= _FEW_LANES and partings > _OFTEN * lanes:
+class _telling_of_many:
+    """Warns inside, at the line of the function that they come to, once lanes part more often than is worth it."""
+
+    __slots__ = ("lanes", "around")
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+
+    def __enter__(self) -> None:
+        self.around = machine.limit, machine.tell
+        if self.lanes >= _FEW_LANES:
+            machine.limit, machine.tell = machine.partings + _OFTEN * self.lanes, self.tell
+
+    def __exit__(self, *exc: object) -> None:
+        machine.limit, machine.tell = self.around
+
+    def tell(self) -> None:
         warn_at_user_line(
             SlowPathWarning(
-                f"vmap: the {lanes} lanes have parted {partings} times, which may take longer than a Python loop over "
-                "them where they do little in between. It would take about as long for many more lanes"
+                at_user_line(
+                    f"vmap: the {self.lanes} lanes have parted more than {int(_OFTEN * self.lanes)} times, which may "
+                    "take longer than a Python loop over them where they do little in between. It would take about as "
+                    "long for many more lanes",
+                    "torch.where(x > 0, a, b)  # in place of a branch that does little\n"
+                    "vmap(f)(xs)  # with more lanes at once",
+                )
             )
         )
 

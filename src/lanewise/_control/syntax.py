@@ -40,6 +40,7 @@ from lanewise._control.scopes import (
     declared,
     inside,
     jumps_out,
+    kinds,
     loop_variables,
     nested_return,
     settled,
@@ -56,6 +57,8 @@ _ANSWERS = frozenset(
     "__bool__ __bytes__ __complex__ __contains__ __float__ __format__ __hash__ __index__ __int__ __len__ "
     "__length_hint__ __repr__ __str__".split()
 )
+# What may give a value of several kinds.
+_MIXES = frozenset(("each", "keeping", "kept"))
 _UNSUPPORTED = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
@@ -79,6 +82,7 @@ class _Rewriter(Expressions):
         closed: Names that functions inside see, and that lanes which go on may assign after others have returned.
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
         passing: By the id of a `for`: its variables that nobody reads once it is over.
+        keeping: By id: assignments of values that may be of several kinds.
     """
 
     def __init__(self, node: Function, captured: frozenset[str]) -> None:
@@ -93,6 +97,13 @@ class _Rewriter(Expressions):
         self.forks = any(isinstance(part, FORKS) for part in inside(body))
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]
         self.suspects = set(stores(joining)) - self.outer
+        self.mixing, self.keeping = kinds(body, node.args)
+        self.mixing -= self.outer | captured
+        for statement in [part for part in inside(body) if id(part) in self.keeping]:
+            if set(stores([statement])) & (self.outer | captured):
+                self.keeping.remove(id(statement))
+            else:
+                self.suspects |= set(stores([statement]))
         self.closed = () if self.simple else tuple(sorted(captured & set(stores(body)) - self.outer))
         self.places: list[str | None] = []
         self.passing = loop_variables(body)
@@ -161,7 +172,7 @@ class _Rewriter(Expressions):
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
         names = self.bound([*node.body, *node.orelse])
         branch = self.new()
-        test = self.visit(node.test)
+        test = self.kept(node.test)
         before = set(self.known)
         self.places.append(None)
         body = self.block(node.body)
@@ -196,7 +207,7 @@ class _Rewriter(Expressions):
         loop = self.new()
         names = self.bound([node.test, *node.body, *node.orelse])
         before = self.enter_loop(names, [ast.Expr(node.test), *node.body], node.body)
-        test = self.visit(node.test)
+        test = self.kept(node.test)
         over = call(attribute(loop, "over"), load_name("_lw_t"), local_variables())
         going = ast.Compare(load_name("_lw_t"), [ast.IsNot()], [ast.Constant(True)])
         head = [assign("_lw_t", test), when(ast.BoolOp(ast.And(), [going, over]), ast.Break())]
@@ -228,7 +239,7 @@ class _Rewriter(Expressions):
         if ast.Continue in jumps_out(body):
             self.known -= set(names)
         else:
-            self.known &= settled(each, self.known)
+            self.known &= settled(each, self.known, self.keeping)
         return before
 
     def loop_body(self, loop: str, names: list[str], body: list[ast.stmt]) -> list[ast.stmt]:
@@ -275,9 +286,12 @@ class _Rewriter(Expressions):
         return next(place for place in reversed(self.places) if place is not None)
 
     def visit_Return(self, node: ast.Return) -> Any:
-        value = ast.Constant(None) if node.value is None else self.visit(node.value)
+        value = ast.Constant(None) if node.value is None else self.kept(node.value)
         if self.simple:
-            return ast.Return(value)
+            mixes = isinstance(node.value, (ast.IfExp, ast.BoolOp)) or (
+                isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MIXES
+            )
+            return ast.Return(call(runtime("result"), value) if mixes else value)
         if not self.places:
             return self.leave(value)
         variables = [local_variables()] if self.closed else []
@@ -335,6 +349,11 @@ class _Rewriter(Expressions):
         return node
 
     def visit_Assign(self, node: ast.Assign) -> Any:
+        if id(node) in self.keeping:
+            node.value = self.kept_parts(node.value)
+            node.targets = [self.visit(target) for target in node.targets]
+            self.known -= set(stores([node]))
+            return node
         value = self.visit(node.value)
         if isinstance(node.value, _NEW):
             value = ast.copy_location(call(runtime("made"), value), node.value)
@@ -345,6 +364,12 @@ class _Rewriter(Expressions):
         node.value = value
         node.targets = [self.visit(target) for target in node.targets]
         return node
+
+    def kept_parts(self, value: ast.expr) -> ast.expr:
+        """The values that an assignment gives to names, which may each be of several kinds."""
+        if not isinstance(value, ast.Tuple):
+            return self.kept(value)
+        return ast.copy_location(ast.Tuple([self.kept(part) for part in value.elts], ast.Load()), value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         if node.value is None:
@@ -423,7 +448,7 @@ class _Patterns(ast.NodeTransformer):
 
 
 def _return_noted() -> ast.stmt:
-    return ast.Return(load_name("_lw_r"))
+    return ast.Return(call(runtime("result"), load_name("_lw_r")))
 
 
 def _after_docstring(body: list[ast.stmt]) -> int:

@@ -47,7 +47,7 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
     if name == "new_tensor":
         options = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
         return _made(torch.tensor, args[1:], options)
-    if name in ("getitem", "setitem"):
+    if name in ("getitem", "get_item", "setitem"):
         x, index, *value = args
         return func(x, _index(index), *[weak(v, [x]) if isinstance(v, LaneNumber) else v for v in value])
     if name in ("fill", "full", "full_like", "new_full") and isinstance(args[-1], LaneNumber):
@@ -112,7 +112,7 @@ def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
             dtype = {float: float_dtype, complex: torch.complex128 if float_dtype is torch.float64 else torch.complex64}
             kwargs = {**kwargs, "dtype": dtype.get(kind, DTYPES[kind])}
     if isinstance(data, LaneNumber):
-        value = data.value.to(device=kwargs.get("device") or "cpu", dtype=kwargs.get("dtype"))
+        value = data.value.to(device=kwargs.get("device") or "cpu", dtype=kwargs.get("dtype"), copy=True)
         return value.requires_grad_() if kwargs.get("requires_grad") else value
     return func(_tensors_in(data), *rest, **kwargs)
 

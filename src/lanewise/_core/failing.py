@@ -8,9 +8,12 @@ from torch import Tensor
 
 from lanewise._core.lanes import child
 from lanewise._core.level import on_plane
-from lanewise._core.plane import replace_tensors
+from lanewise._core.plane import Plane, replace_tensors
 from lanewise._core.random import is_random
 from lanewise._torch_compat import current_graph_task_id
+
+# Raises what a factorization has noted in its result `info`, where that is not zero.
+_REPORT = torch.ops.aten._linalg_check_errors.default
 
 
 def part_by_failure(
@@ -24,8 +27,9 @@ def part_by_failure(
     running = level.lanes
     if running.size < 2 or current_graph_task_id() != -1 or func._schema.is_mutable or is_random(func):
         return False
-    fine: list[int] = []
-    ranges = [(0, running.size)]
+    fine: list[int] | None = _without_report(level, args[0]) if func is _REPORT else None
+    ranges = [(0, running.size)] if fine is None else []
+    fine = [] if fine is None else fine
     try:
         while ranges:
             start, stop = ranges.pop()
@@ -48,3 +52,12 @@ def part_by_failure(
     with on_plane(None):
         level.lanes = child(running, torch.tensor(fine))
     return True
+
+
+def _without_report(level: Any, info: Any) -> list[int] | None:
+    """The places of the lanes that run for which `info` [*batch] notes no failure; None where it is not at hand."""
+    here = level.here(info)
+    if not level.owns(here) or not here.mapped or isinstance(here.value, Plane):
+        return None
+    with on_plane(None):
+        return (here.value.reshape(level.lanes.size, -1) == 0).all(1).nonzero().squeeze(1).tolist()

@@ -39,7 +39,7 @@ from lanewise._torch_compat import (
     set_fwd_grad_enabled,
     set_grad_enabled,
 )
-from lanewise.errors import LaneValueError, TransformError, at_user_line
+from lanewise.errors import LaneValueError, TransformError, at_user_line, user_place
 
 # --- merging ---------------------------------------------------------------------------------------------------------
 
@@ -137,6 +137,9 @@ def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
     below = level.physical(tensor)
     return level.below(below.expand, lanes.size, *below.shape)
 
+
+# Where lanes take so many ways, the line is noted, for a warning.
+_MANY_WAYS = 8
 
 # So many pieces are put into place one by one; more are gathered at once.
 _FEW = 4
@@ -343,6 +346,8 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     call = boundary_of(level)
     if call is not None:
         call.differ(level.lanes, which, counts.shape[0])
+        if counts.shape[0] >= _MANY_WAYS:
+            call.place = user_place()
     narrow(level, kept)
     return out
 
@@ -414,8 +419,12 @@ parting.by = part_by
 
 def narrow(level: LaneLevel, positions: Tensor) -> None:
     """Go on with the lanes at `positions` [n] of those that run; the innermost boundary runs the others again."""
-    machine.partings += 1
+    machine.parted()
     call = boundary_of(level)
+    if call is not None:
+        call.narrowings += 1
+        if call.narrowings == _MANY_WAYS:
+            call.place = user_place()
     if call is not None and machine.level is level:
         call.parted = True
         if call.drew and level.randomness == "different":

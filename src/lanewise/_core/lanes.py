@@ -5,6 +5,7 @@ in its parent. The lanes of a nested `vmap` are a child, too, in which positions
 inner lane.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ class Parting:
 
     def sides(self) -> "tuple[Side, Side]":
         """The lanes that take the first side, and the others."""
-        machine.partings += 1
+        machine.parted()
         return Side(self, True, self.count), Side(self, False, self.mask.shape[0] - self.count)
 
 
@@ -382,9 +383,11 @@ class Boundary:
         room: So many of them before those out of use are dropped.
         draws: What its lanes have drawn (same_draws.py).
         drew, parted: Whether converted code has drawn random numbers, and whether it has left lanes behind.
+        narrowings: How often it has left lanes behind.
+        place: File and number of the line of the user's where that made many ways, None before.
     """
 
-    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "_groups", "_count")
+    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "narrowings", "place", "_groups", "_count")
 
     def __init__(self, level: Any, base: Lanes, draws: Any) -> None:
         self.level = level
@@ -393,6 +396,8 @@ class Boundary:
         self.made: dict[int, tuple[Any, Lanes]] = {}
         self.room = 64
         self.drew = self.parted = False
+        self.narrowings = 0
+        self.place: tuple[str, int] | None = None
         # The group of each lane [base.size], and how many there are: lanes of two groups were seen to differ.
         self._groups: Tensor | None = None
         self._count = 1
@@ -425,6 +430,7 @@ class Machine(threading.local):
         assigning: Above zero while an assignment to `x[i]` writes.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
         partings: How often lanes have parted.
+        limit, tell: At so many partings, this is called once.
     """
 
     def __init__(self) -> None:
@@ -432,7 +438,16 @@ class Machine(threading.local):
         self.boundaries: list[Boundary] = []
         self.together = self.assigning = 0
         self.partings = 0
+        self.limit: float = math.inf
+        self.tell: Any = None
         self.raised: list[tuple] = []
+
+    def parted(self, times: int = 1) -> None:
+        """Lanes have parted."""
+        self.partings += times
+        if self.partings > self.limit:
+            self.limit = math.inf
+            self.tell()
 
 
 machine = Machine()
