@@ -224,7 +224,7 @@ def none_in_arithmetic(x, k):
     if x[0] > 0:
         best = x[1]
     try:
-        return best * 2
+        return best * 2  # type: ignore[operator]
     except TypeError:
         return x.sum()
 
