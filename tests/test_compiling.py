@@ -1,5 +1,8 @@
 """Inside torch.compile the transforms are torch's own, with the same values; outside, nothing of that happens."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -74,10 +77,15 @@ def _halves(a):
     return a * n
 
 
-@pytest.mark.parametrize("function", [_branches, _halves])
-def test_a_compiled_function_whose_lanes_part(function):
+def _asks(a):
+    return a * a.sum().item() + torch.zeros(3, dtype=D)
+
+
+@pytest.mark.parametrize(("backend", "fullgraph"), [("eager", False), ("eager", True), ("aot_eager", True)])
+@pytest.mark.parametrize("function", [_branches, _halves, _asks])
+def test_a_compiled_function_whose_lanes_part(function, backend, fullgraph):
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="eager")
+    compiled = torch.compile(function, backend=backend, fullgraph=fullgraph)
     loss = lambda g: lambda a: g(a).sum()
     for transform in (
         lambda g: g,
@@ -88,9 +96,59 @@ def test_a_compiled_function_whose_lanes_part(function):
     ):
         torch.testing.assert_close(lw.vmap(transform(compiled))(X), lw.vmap(transform(function))(X))
     torch.testing.assert_close(lw.vmap(lw.vmap(compiled))(X[None]), torch.stack([function(x) for x in X])[None])
-    torch.testing.assert_close(lw.grad(loss(compiled))(V), lw.grad(loss(function))(V))
-    torch.testing.assert_close(compiled(V), function(V))
     torch._dynamo.reset()
+
+
+def test_a_compiled_module_whose_lanes_part():
+    class Layer(torch.nn.Linear):
+        def forward(self, a):
+            return super().forward(a).tanh() if a[0] > 0 else super().forward(a)
+
+    torch._dynamo.reset()
+    layer, own = Layer(3, 3, dtype=D), Layer(3, 3, dtype=D)
+    own.compile(backend="eager", fullgraph=True)
+    for module in (torch.compile(layer, backend="eager", fullgraph=True), own):
+        plain = Layer(3, 3, dtype=D)
+        plain.load_state_dict({name.removeprefix("_orig_mod."): t for name, t in module.state_dict().items()})
+        torch.testing.assert_close(lw.vmap(module)(X), torch.stack([plain(x) for x in X]))
+
+
+# Each is the first to compile in its process. All names in `compiles` are led elsewhere while a transform runs.
+FIRST = {
+    "a lane": "lw.vmap(lambda a: torch.compile(compiles, backend='eager', fullgraph=True)(a))(x)",
+    "what is captured": "lw.vmap(lambda a: a + torch.compile(compiles, backend='eager', fullgraph=True)(x[0]))(x)",
+    "in another thread": """
+opened, done = threading.Event(), threading.Event()
+thread = threading.Thread(target=lambda: lw.vmap(lambda a: (opened.set(), done.wait(), a)[2])(x))
+thread.start()
+opened.wait()
+torch.compile(compiles, backend="eager", fullgraph=True)(x[0])
+done.set()
+thread.join()
+torch._dynamo.reset()
+lw.vmap(torch.sin)(x)
+""",
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_what_compiles_first_leaves_nothing_behind(first):
+    program = f"""
+import threading
+import torch
+import lanewise as lw
+
+x = torch.arange(6.0).view(2, 3)
+
+def compiles(a):
+    return torch.empty(3).copy_(a) + torch.einsum("i,i->i", a, a) + torch.tensor(1.0) + torch.empty_like(a).zero_()
+
+{FIRST[first]}
+want = compiles(x[0])
+assert torch.equal(torch.compile(compiles, backend="eager", fullgraph=True)(x[0]), want)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_options_that_torch_lacks_are_refused():

@@ -5,6 +5,7 @@ Nothing here belongs to torch's own transform engine; the one name that mentions
 
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable
 from types import CodeType
@@ -362,14 +363,6 @@ def forget_parametrized(owner: torch.nn.Module, name: str) -> None:
     torch.nn.utils.parametrize._cache.pop((id(owner), name), None)
 
 
-def leave_to_python(function: object) -> None:
-    """Keep `torch.compile` from following a call of this function: it hands the call back to Python.
-
-    Without the mark: a compiled function that indexes a tensor of a plane is an error of the compiler.
-    """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
 def never_compile(function: object) -> None:
     """Keep `torch.compile` from tracing this function and all that it calls: it breaks its graph there.
 
@@ -388,6 +381,35 @@ def run_as_written(code: CodeType) -> None:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             run_as_written(constant)
+
+
+def compile_outside(inside: Callable[[], Any], plain: dict[str, Callable], routed: dict[str, Callable]) -> bool:
+    """Call compiled functions as they are written where `inside()`; False as long as nothing has loaded the compiler.
+
+    Its table of torch's functions is made of what names lead to when it first compiles, which another thread may do
+    while they lead elsewhere: it gets both.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    own = getattr(frames, "_callback_from_stance", None)
+    if own is None:
+        return False
+    table: dict[Any, Any] = {}
+    count_frames = getattr(frames, "set_fullgraph_compiled_frame_count", lambda count: -1)
+
+    def callback(compiler: Any) -> Any:
+        nonlocal table
+        if inside():
+            count_frames(-1)  # not at all: with fullgraph=True, none would be an error
+            return None
+        if not table:
+            table = importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
+            for name, function in plain.items():
+                if (kind := table.get(function) or table.get(routed[name])) is not None:
+                    table[function] = table[routed[name]] = kind
+        return own(compiler)
+
+    frames._callback_from_stance = callback  # type: ignore[union-attr]
+    return True
 
 
 def look_up_rules(kind: type, rules: dict[int, Callable]) -> None:
@@ -449,22 +471,6 @@ def keys_of_autocast() -> DispatchKeySet:
     """Keys that cast where the operation was called whose handler runs: the user's code under autocast, or none."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         return AUTOCAST_KEYS - tls_exclude_set()
-
-
-def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """A composition by torch's own kernel, as everywhere outside of inference mode.
-
-    `OpOverload.decompose` puts compositions in Python first, some of which make use of other operations. What is made
-    on the way belongs to the plane of the operands, though a handler of theirs runs.
-    """
-    if not is_composition(func):
-        return func.decompose(*args, **kwargs)
-    exclude = tls_exclude_set() - INSIDE_KEY_SET
-    if not has_kernel_for_key(func.name(), "AutocastCPU"):
-        # One that autocast does not cast itself: its parts are cast where the user's code runs under autocast.
-        exclude = exclude - keys_of_autocast()
-    with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
-        return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def operator_names(prefix: str) -> list[str]:

@@ -19,6 +19,7 @@ from lanewise._core.plane import (
     new_wrapper,
     replace_tensors,
     sync,
+    taken_apart,
     tensors_of,
     tracked,
     wrap_unlifted,
@@ -34,7 +35,6 @@ from lanewise._torch_compat import (
     has_kernel_for_key,
     is_any_autocast_enabled,
     lead_inputs_of_functional,
-    taken_apart,
 )
 from lanewise.errors import CapturedWriteError, FunctionError, at_user_line
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lanewise._core.lanes import parting
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, tensors_of
-from lanewise._torch_compat import OpOverload, taken_apart
+from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, taken_apart, tensors_of
+from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
 # `rule(level, *args, **kwargs)` by overload, on logical operands; runs in the plane below, results are wrapped.

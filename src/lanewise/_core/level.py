@@ -19,6 +19,7 @@ from lanewise._torch_compat import (
     OUTSIDE_KEY_NAME,
     ExcludeDispatchKeyGuard,
     ForceDispatchKeyGuard,
+    compile_outside,
     dispatch_mode_count,
     forward_level,
     include_key,
@@ -67,17 +68,24 @@ class _Names:
         self.users: set[Level] = set()
         self.plain: dict[str, Callable] = {}
         self.routed: dict[str, Callable] = {}
+        self.compiler_knows = False
 
     def open(self, level: "Level") -> None:
         with self.lock:
             self.users.add(level)
             torch.__dict__.update(self.routed)
+            self.tell_compiler()
 
     def close(self, level: "Level") -> None:
         with self.lock:
             if len(self.users) == 1:
                 torch.__dict__.update(self.plain)
             self.users.discard(level)  # last: an interrupt before it comes here again
+
+    def tell_compiler(self) -> None:
+        """Have compiled functions run as they are written inside of a transform, once the compiler is loaded."""
+        if not self.compiler_knows:
+            self.compiler_knows = compile_outside(lambda: standing.levels, self.plain, self.routed)
 
 
 _names = _Names()
@@ -88,6 +96,16 @@ def route_name(name: str, routed: Callable) -> None:
     _names.plain[name] = getattr(torch, name)
     _names.routed[name] = routed
     script_alike(routed, _names.plain[name])
+
+
+def _compile(*args: Any, **kwargs: Any) -> Any:
+    """`torch.compile`, which loads the compiler."""
+    out = _names.plain["compile"](*args, **kwargs)
+    _names.tell_compiler()
+    return out
+
+
+route_name("compile", _compile)
 
 
 class Level:

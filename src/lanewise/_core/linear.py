@@ -18,11 +18,12 @@ from lanewise._core.plane import (
     refit_in_place,
     replace_tensors,
     sync,
+    taken_apart,
     wrap_unlifted,
     written_arguments,
     written_results,
 )
-from lanewise._torch_compat import forbid_data_pointer, is_composition, taken_apart
+from lanewise._torch_compat import forbid_data_pointer, is_composition
 from lanewise.errors import TransformError, at_user_line
 
 

@@ -10,11 +10,11 @@ from lanewise._core.chunk_draws import OwnDraws
 from lanewise._core.lanes import parting
 from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
-from lanewise._core.plane import argument, map_tensors, replace_tensors, tensors_of, written_arguments
+from lanewise._core.plane import argument, map_tensors, replace_tensors, taken_apart, tensors_of, written_arguments
 from lanewise._core.random import Generators, check_random, drawn_without_leave, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
-from lanewise._torch_compat import OpOverload, taken_apart
+from lanewise._torch_compat import OpOverload
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 # How often each operation ran lane by lane; tests count on it.

@@ -9,18 +9,25 @@ from torch import Tensor
 from lanewise._core.lanes import OperationFailed, machine
 from lanewise._core.level import Level, current_level, makes_tensors, on_plane
 from lanewise._torch_compat import (
+    INSIDE_KEY_SET,
     OUTSIDE_KEY,
+    DispatchKey,
     ForceDispatchKeyGuard,
     current_graph_task_id,
     disabled_torch_function,
     forward_ad,
     forward_level,
+    has_kernel_for_key,
     include_key,
+    is_composition,
     is_inference_mode_enabled,
+    keys_of_autocast,
     make_dual,
     make_wrapper,
     no_dispatch,
     set_grad_enabled,
+    tls_exclude_set,
+    tls_include_set,
     tls_is_included,
 )
 from lanewise.errors import CapturedWriteError, EscapedTensorError, at_user_line
@@ -98,6 +105,22 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     finally:
         if inside:
             include_key(OUTSIDE_KEY, True)
+
+
+def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A composition by torch's own kernel, as everywhere outside of inference mode.
+
+    `OpOverload.decompose` puts compositions in Python first, some of which make use of other operations. What is made
+    on the way belongs to the plane of the operands, though a handler of theirs runs.
+    """
+    if not is_composition(func):
+        return func.decompose(*args, **kwargs)
+    exclude = tls_exclude_set() - INSIDE_KEY_SET
+    if not has_kernel_for_key(func.name(), "AutocastCPU"):
+        # One that autocast does not cast itself: its parts are cast where the user's code runs under autocast.
+        exclude = exclude - keys_of_autocast()
+    with ForceDispatchKeyGuard(tls_include_set() | INSIDE_KEY_SET, exclude):
+        return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _ordinary_view(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -27,7 +27,7 @@ from lanewise._core.plain_data import torch_data
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
-from lanewise._torch_compat import current_graph_task_id, leave_to_python, set_grad_enabled
+from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -477,8 +477,6 @@ Tensor.detach = _detach_plain  # type: ignore[method-assign]
 Tensor.__deepcopy__ = _deepcopy_plain  # type: ignore[method-assign]
 torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
 
-for _method in (Surface.__getitem__, Surface.__setitem__):
-    leave_to_python(_method)
 for _name, _method in list(vars(Surface).items()):
     if _name not in ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"):
         setattr(Plane, _name, _method)
