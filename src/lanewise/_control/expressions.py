@@ -231,10 +231,9 @@ class Expressions(ast.NodeTransformer):
         return out
 
     def comparison(self, node: ast.Compare, left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.expr:
-        if isinstance(op, (ast.In, ast.NotIn)):
-            out = call(runtime("contains" if isinstance(op, ast.In) else "lacks"), left, right)
-        elif isinstance(op, (ast.Is, ast.IsNot)) and not (_is_no_number(left) or _is_no_number(right)):
-            out = call(runtime("same" if isinstance(op, ast.Is) else "differs"), left, right)
+        by_identity = isinstance(op, (ast.Is, ast.IsNot)) and not (_is_no_number(left) or _is_no_number(right))
+        if by_identity or isinstance(op, (ast.In, ast.NotIn)):
+            out: ast.expr = call(runtime(_ASKS[type(op)]), left, right)
         else:
             out = ast.Compare(left, [op], [right])
         return ast.copy_location(out, node)
