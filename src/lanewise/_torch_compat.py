@@ -451,6 +451,11 @@ def keys_of_autocast() -> DispatchKeySet:
         return AUTOCAST_KEYS - tls_exclude_set()
 
 
+def cast_as_called() -> ForceDispatchKeyGuard:
+    """Inside, operations are cast as where the operation was called whose handler runs."""
+    return ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - keys_of_autocast())
+
+
 def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A composition by torch's own kernel, as everywhere outside of inference mode.
 
