@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lanewise._control import replacements
 from lanewise._control.iterators import refuse_iterators
-from lanewise._control.merging import PLAIN, UNBOUND, Mixed, number_kind
+from lanewise._control.merging import BY_VALUE, UNBOUND, Mixed, number_kind
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._core.joins import decide
@@ -84,7 +84,7 @@ def _truths(level: Any, value: Mixed) -> Tensor | None:
     """What each lane that runs says `[n]`; None where that is for a method of an object to say."""
     base = level.lanes
     shares = value.shares(base)
-    simple = (*PLAIN, Tensor, LaneNumber, *_CONTAINERS)
+    simple = (*BY_VALUE, Tensor, LaneNumber, *_CONTAINERS)
     if not all(isinstance(value.values[number], simple) for number, _ in shares):
         return None
     with on_plane(None):
