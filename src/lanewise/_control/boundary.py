@@ -12,7 +12,7 @@ from lanewise._control.one_by_one import Alone
 from lanewise._control.results import naming_lanes
 from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
 from lanewise._core.chunk_draws import Ends
-from lanewise._core.joins import boundary_of
+from lanewise._core.joins import MANY_WAYS, boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
@@ -21,9 +21,9 @@ from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
-# After so many runs with fewer than so many lanes done in each, the rest run one by one; so do lanes known to differ
-# all. (An operation on a few lanes takes about as long as in a loop over four examples.)
-_MANY, _WORTH = 8, 4
+# After many runs with fewer lanes than these done in each, the rest run one by one; so do lanes known to differ all.
+# (An operation on a few lanes takes about as long as in a loop over four examples.)
+_WORTH = 4
 # More runs than one for so many lanes are worth telling of.
 _FEW = 8
 
@@ -65,7 +65,7 @@ def boundary(
             with on_plane(None):
                 waiting = torch.arange(base.size)
             one_by_one = True
-            if base.size > _MANY:
+            if base.size > MANY_WAYS:
                 _warn_one_by_one(base, alone.place)
         while waiting is None or waiting.shape[0]:
             if one_by_one and waiting is not None and alone is not None and alone.may_run(level, journal):
@@ -90,18 +90,18 @@ def boundary(
             if not waiting.shape[0]:
                 if ends is not None:
                     ends.go_on()
-                if not one_by_one and len(pieces) > _MANY and base.size < _FEW * len(pieces):
+                if not one_by_one and len(pieces) > MANY_WAYS and base.size < _FEW * len(pieces):
                     _warn(base, f"took {len(pieces)} different ways", "may take longer than", here.place)
                 break
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             if not one_by_one:
                 # Where the largest group is of one lane, so are all others.
-                few = len(pieces) >= _MANY and base.size - waiting.shape[0] < _WORTH * len(pieces)
+                few = len(pieces) >= MANY_WAYS and base.size - waiting.shape[0] < _WORTH * len(pieces)
                 one_by_one = few or rows.shape[0] == 1
                 if one_by_one:
                     rows = waiting if alone is not None and alone.may_run(level, journal) else waiting[:1]
                     runs = len(pieces) + waiting.shape[0]
-                    if runs > _MANY and _WORTH * runs > base.size:
+                    if runs > MANY_WAYS and _WORTH * runs > base.size:
                         _warn_one_by_one(base, here.place)
                         if alone is not None:
                             alone.note(base.size, here.place)
@@ -143,7 +143,7 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
 
 
 def _warn_one_by_one(base: Lanes, place: tuple[str, int] | None) -> None:
-    _warn(base, f"take {_MANY} different ways and more", "takes about as long as", place)
+    _warn(base, f"take {MANY_WAYS} different ways and more", "takes about as long as", place)
 
 
 def _warn(base: Lanes, ways: str, long: str, place: tuple[str, int] | None) -> None:

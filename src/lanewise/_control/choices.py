@@ -6,6 +6,7 @@ have it, as the sides of an `if` are; where one value can hold what comes out, a
 """
 
 import enum
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from lanewise._control import replacements
 from lanewise._control.iterators import refuse_iterators
-from lanewise._control.merging import PLAIN, UNBOUND, Mixed, number_kind
+from lanewise._control.merging import BY_VALUE, UNBOUND, Mixed, number_kind
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import LaneNumber, number_of
 from lanewise._core.joins import decide
@@ -83,7 +84,7 @@ def _truths(level: Any, value: Mixed) -> Tensor | None:
     """What each lane that runs says `[n]`; None where that is for a method of an object to say."""
     base = level.lanes
     shares = value.shares(base)
-    simple = (*PLAIN, Tensor, LaneNumber, *_CONTAINERS)
+    simple = (*BY_VALUE, Tensor, LaneNumber, *_CONTAINERS)
     if not all(isinstance(value.values[number], simple) for number, _ in shares):
         return None
     with on_plane(None):
@@ -115,42 +116,48 @@ def _answered(value: Mixed, ask: Callable[[Any], bool]) -> Any:
     return _number(level, mask)
 
 
+@replacements.stands_for(operator.is_)
 def is_(a: Any, b: Any) -> Any:
     """`a is b`"""
-    if type(a) is not Mixed and type(b) is not Mixed:
-        return replacements.same(a, b)
+    return _is(a, b) if type(a) is Mixed or type(b) is Mixed else replacements.same(a, b)
+
+
+@replacements.stands_for(operator.is_not)
+def is_not(a: Any, b: Any) -> Any:
+    """`a is not b`"""
+    return _opposite(_is(a, b) if type(a) is Mixed or type(b) is Mixed else replacements.same(a, b))
+
+
+def _is(a: Any, b: Any) -> Any:
     if type(a) is not Mixed:
         a, b = b, a
     if isinstance(b, (bool, Mixed, Tensor, LaneNumber, *_CONTAINERS)):
-        return for_each_value(is_, False, (a, b), 2)
+        return for_each_value(replacements.same, False, (a, b), 3)
     return _answered(a, lambda own: own is b)
-
-
-def is_not(a: Any, b: Any) -> Any:
-    """`a is not b`"""
-    if type(a) is not Mixed and type(b) is not Mixed:
-        return replacements.differs(a, b)
-    return negation(is_(a, b))
 
 
 def equal(a: Any, b: Any) -> Any:
     """`a == b`"""
     if type(a) is not Mixed and type(b) is not Mixed:
         return a == b
-    known, asked = (a, b) if type(a) is Mixed else (b, a)
-    if _named(asked) and all(map(_comparable, known.values)):
-        return _answered(known, lambda own: _named(own) and bool(own == asked))
-    return for_each_value(lambda a, b: a == b, False, (a, b), 2)
+    found = _equals_name(a, b)
+    return for_each_value(operator.eq, False, (a, b), 2) if found is None else found
 
 
 def unequal(a: Any, b: Any) -> Any:
     """`a != b`"""
     if type(a) is not Mixed and type(b) is not Mixed:
         return a != b
+    found = _equals_name(a, b)
+    return for_each_value(operator.ne, False, (a, b), 2) if found is None else _opposite(found)
+
+
+def _equals_name(a: Any, b: Any) -> Any:
+    """`a == b` where that is a question for a text or the like, None where it is another."""
     known, asked = (a, b) if type(a) is Mixed else (b, a)
     if _named(asked) and all(map(_comparable, known.values)):
-        return negation(equal(a, b))
-    return for_each_value(lambda a, b: a != b, False, (a, b), 2)
+        return _answered(known, lambda own: _named(own) and bool(own == asked))
+    return None
 
 
 def _named(value: Any) -> bool:
@@ -165,19 +172,26 @@ def _comparable(value: Any) -> bool:
 
 def contains(entry: Any, thing: Any) -> Any:
     """`entry in thing`"""
-    if type(entry) is not Mixed and type(thing) is not Mixed:
-        return replacements.contains(entry, thing)
-    if type(entry) is Mixed and isinstance(thing, (tuple, list, set, frozenset, dict)):
-        if all(map(_named, (*thing, *entry.values))):
-            return _answered(entry, lambda own: own in thing)
-    return for_each_value(replacements.contains, False, (entry, thing), 2)
+    mixed = type(entry) is Mixed or type(thing) is Mixed
+    return _contains(entry, thing) if mixed else replacements.contains(entry, thing)
 
 
 def lacks(entry: Any, thing: Any) -> Any:
     """`entry not in thing`"""
-    if type(entry) is not Mixed and type(thing) is not Mixed:
-        return replacements.lacks(entry, thing)
-    return negation(contains(entry, thing))
+    mixed = type(entry) is Mixed or type(thing) is Mixed
+    return _opposite(_contains(entry, thing) if mixed else replacements.contains(entry, thing))
+
+
+def _contains(entry: Any, thing: Any) -> Any:
+    if type(entry) is Mixed and isinstance(thing, (tuple, list, set, frozenset, dict)):
+        if all(map(_named, (*thing, *entry.values))):
+            return _answered(entry, lambda own: own in thing)
+    return for_each_value(replacements.contains, False, (entry, thing), 3)
+
+
+def _opposite(found: Any) -> Any:
+    """`not` what a comparison has found."""
+    return found == 0 if isinstance(found, LaneNumber) else not found
 
 
 def negation(value: Any) -> Any:

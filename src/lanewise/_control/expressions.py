@@ -139,14 +139,12 @@ class Expressions(ast.NodeTransformer):
         self.thunks += 1
         rest = self.chain(combine, values[1:], keep)
         self.thunks -= 1
-        kept = [ast.Constant(True)] if keep else []
-        return ast.copy_location(call(runtime(combine), first, thunk(rest), *kept), values[0])
+        return ast.copy_location(call(runtime(combine), first, thunk(rest), *_if_kept(keep)), values[0])
 
     def visit_IfExp(self, node: ast.IfExp, keep: bool = False) -> ast.expr:
         test = self.kept(node.test)
-        kept = [ast.Constant(True)] if keep else []
-        out = call(runtime("choose"), test, self.later(node.body, keep), self.later(node.orelse, keep), *kept)
-        return ast.copy_location(out, node)
+        sides = self.later(node.body, keep), self.later(node.orelse, keep)
+        return ast.copy_location(call(runtime("choose"), test, *sides, *_if_kept(keep)), node)
 
     def fused(self, node: ast.expr) -> ast.expr | None:
         """An expression of elementwise operations, to be computed as a whole; None if it does anything else."""
@@ -231,10 +229,9 @@ class Expressions(ast.NodeTransformer):
         return out
 
     def comparison(self, node: ast.Compare, left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.expr:
-        if isinstance(op, (ast.In, ast.NotIn)):
-            out = call(runtime("contains" if isinstance(op, ast.In) else "lacks"), left, right)
-        elif isinstance(op, (ast.Is, ast.IsNot)) and not (_is_no_number(left) or _is_no_number(right)):
-            out = call(runtime("same" if isinstance(op, ast.Is) else "differs"), left, right)
+        by_identity = isinstance(op, (ast.Is, ast.IsNot)) and not (_is_no_number(left) or _is_no_number(right))
+        if by_identity or isinstance(op, (ast.In, ast.NotIn)):
+            out: ast.expr = call(runtime(_ASKS[type(op)]), left, right)
         else:
             out = ast.Compare(left, [op], [right])
         return ast.copy_location(out, node)
@@ -337,6 +334,11 @@ class Expressions(ast.NodeTransformer):
         return node if isinstance(node, ast.GeneratorExp) else self.made(node)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
+
+
+def _if_kept(keep: bool) -> list[ast.expr]:
+    """The last argument of what may give a Mixed."""
+    return [ast.Constant(True)] if keep else []
 
 
 def _values_of(keywords: list[ast.keyword]) -> list[ast.expr]:

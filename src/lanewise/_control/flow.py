@@ -34,15 +34,7 @@ from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import one_number as key
 from lanewise._control.ranges import LaneRange, Sides
-from lanewise._control.replacements import (
-    differs,
-    gradient,
-    item,
-    same,
-    set_item,
-    singleton_false,
-    singleton_true,
-)
+from lanewise._control.replacements import gradient, item, set_item, singleton_false, singleton_true
 from lanewise._control.selections import picked
 from lanewise._core.lanes import (
     EMPTY,
@@ -62,7 +54,6 @@ __all__ = [
     "changes_outside",
     "choose",
     "contains",
-    "differs",
     "each",
     "either",
     "equal",
@@ -81,7 +72,6 @@ __all__ = [
     "negation",
     "picked",
     "result",
-    "same",
     "set_item",
     "singleton_false",
     "singleton_true",

@@ -143,12 +143,6 @@ class Masks:
     def negated(self, mask: Any) -> Any:
         return not mask if type(mask) is bool else mask.logical_not()
 
-    def both(self, a: Tensor, b: Tensor) -> Tensor:
-        return a & b
-
-    def either(self, a: Tensor, b: Tensor) -> Tensor:
-        return a | b
-
     def all_of(self, *masks: Any) -> Any:
         """Where all masks hold: True for everywhere."""
         out: Any = True
@@ -157,11 +151,13 @@ class Masks:
                 out = mask if out is True else out & mask
         return out
 
-    def any_of(self, mask: Any, other: Any) -> Any:
-        """Where either holds."""
-        if type(mask) is bool or type(other) is bool:
-            return mask or other if mask is not False else other
-        return mask | other
+    def any_of(self, *masks: Any) -> Any:
+        """Where any of them holds: False for nowhere."""
+        out: Any = False
+        for mask in masks:
+            if mask is not False:
+                out = mask if out is False else out | mask
+        return out
 
     def later(self, mask: Any, value: Any, before: Any) -> Any:
         """What lanes return for which a condition holds, after others have returned something, or None has."""

@@ -25,7 +25,7 @@ class _Unbound:
 UNBOUND: Any = _Unbound()
 
 # Types whose equal values cannot be told apart.
-PLAIN = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
+BY_VALUE = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
 
 
 class Mixed:
@@ -130,7 +130,7 @@ def _kind(value: Any, number: int) -> Any:
     kind = number_kind(value)
     if kind is not None:
         return kind
-    return (type(value), repr(value)) if isinstance(value, PLAIN) else ("object", id(value))
+    return (type(value), repr(value)) if isinstance(value, BY_VALUE) else ("object", id(value))
 
 
 def number_kind(value: Any) -> type | None:
@@ -209,7 +209,7 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
         out = {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}
         aliases_of(level).join_containers(out, values)
         return out
-    if isinstance(first, PLAIN) and all(value == first for value in values):
+    if isinstance(first, BY_VALUE) and all(value == first for value in values):
         return first
     raise Unmergeable(f"values of type {type(first).__name__}")
 
@@ -220,7 +220,7 @@ def may_see(value: Any) -> bool:
         return any(map(may_see, value))
     if type(value) is dict:
         return any(map(may_see, value.values()))
-    return not isinstance(value, (Tensor, LaneNumber, *PLAIN))
+    return not isinstance(value, (Tensor, LaneNumber, *BY_VALUE))
 
 
 def _rebuilt(like: Any, entries: list[Any]) -> Any:

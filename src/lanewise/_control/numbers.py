@@ -411,9 +411,9 @@ def for_each_lane(function: Callable, *numbers: Any) -> Any:
     rows = [_rows(n.value) if isinstance(n, LaneNumber) else torch.tensor([math.nan]) for n in numbers]
     count = max([row.shape[0] for row in rows], default=1)
     if level is None or any(row.shape[0] not in (1, count) for row in rows):
-        return function(*[n.resolve() if isinstance(n, LaneNumber) else n for n in numbers])
+        return function(*map(one_number, numbers))
     if not count:
-        out = function(*[n.resolve() if isinstance(n, LaneNumber) else n for n in numbers])
+        out = function(*map(one_number, numbers))
         return LaneNumber(type(out), level.wrap(torch.zeros(0, dtype=DTYPES[type(out)]))) if type(out) in RANK else out
     columns = [
         [n] * count
@@ -434,7 +434,7 @@ def for_each_lane(function: Callable, *numbers: Any) -> Any:
     kinds = {type(result) for result in results}
     large = kinds == {int} and max(map(abs, results)) > _LARGEST
     if len(kinds) != 1 or not kinds <= set(RANK) or large:
-        return function(*[n.resolve() if isinstance(n, LaneNumber) else n for n in numbers])
+        return function(*map(one_number, numbers))
     kind = kinds.pop()
     with on_plane(None):
         plain = torch.tensor(results, dtype=DTYPES[kind])

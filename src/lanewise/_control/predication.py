@@ -332,21 +332,15 @@ class _Writer:
     def condition(self, node: ast.expr) -> ast.expr:
         """What is asked for its truth, as a mask."""
         if isinstance(node, ast.BoolOp):
-            combine = "both" if isinstance(node.op, ast.And) else "either"
-            return self.combined(combine, [self.condition(value) for value in node.values])
+            combine = "all_of" if isinstance(node.op, ast.And) else "any_of"
+            return _masks(combine, *[self.condition(value) for value in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return _masks("negated", self.condition(node.operand))
         if isinstance(node, ast.Compare) and len(node.ops) > 1:
             operands = [node.left, *node.comparators]
             pairs = zip(operands, node.ops, operands[1:])
-            return self.combined("both", [self.condition(ast.Compare(a, [op], [b])) for a, op, b in pairs])
+            return _masks("all_of", *[self.condition(ast.Compare(a, [op], [b])) for a, op, b in pairs])
         return _masks("truth", self.value(node))
-
-    def combined(self, combine: str, masks: list[ast.expr]) -> ast.expr:
-        out = masks[0]
-        for mask in masks[1:]:
-            out = _masks(combine, out, mask)
-        return out
 
     def value(self, node: ast.expr, returned: bool = False) -> ast.expr:
         """An expression whose value is a number of each lane; `returned`: or a tuple of such."""

@@ -370,34 +370,19 @@ def contains(entry: Any, thing: Any) -> Any:
     return found
 
 
-def lacks(entry: Any, thing: Any) -> Any:
-    """`entry not in thing`"""
-    found = contains(entry, thing)
-    return found == 0 if isinstance(found, LaneNumber) else not found
-
-
-@stands_for(operator.is_)
 def same(a: Any, b: Any) -> Any:
     """`a is b`. Python has one object for each truth value, and one for each small integer."""
     if a is b:
         return True
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if machine.level is not None and (isinstance(a, Plane) or isinstance(b, Plane)):
-            raise Restart(
-                machine.level
-            )  # what lanes that came together hold is a new tensor, in place of one or the other
+            # What lanes that came together hold is a new tensor, in place of one or the other.
+            raise Restart(machine.level)
         return False
     if type(a) is not LaneNumber and type(b) is not LaneNumber:
         return False
     kind = kind_of(a)
     return a == b if kind is kind_of(b) and (kind is bool or kind is int) else False
-
-
-@stands_for(operator.is_not)
-def differs(a: Any, b: Any) -> Any:
-    """`a is not b`"""
-    found = same(a, b)
-    return found == 0 if isinstance(found, LaneNumber) else not found
 
 
 class _Singleton:

@@ -111,10 +111,10 @@ class BatchLevel(Level):
         restartable: Whether its function can be run again, with lanes that part.
         all_lanes: The set of its lanes, once somebody asks for it.
         picked: Copies that stand for views, by their memory (picked.py), None before there are any.
-        by_number: Whether lanes part by the numbers that they index with, so that there are none.
+        shows: Whether a write was seen to what a copy in use stands for a view of.
+        by_number: Whether lanes part by the numbers that they index with, so that there are no such copies.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
-        shows: Whether a write was seen that such a copy, in use, lacked.
         hooked: Whether each tensor has a value of its own, for hooks that are set after it has been used (hooked.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
@@ -126,8 +126,8 @@ class BatchLevel(Level):
     streams: Any = None
     all_lanes: Any = None
     picked: Any = None
-    by_number = False
     shows = False
+    by_number = False
     hooked = False
     has_absent: bool | None = False
     answers: Any = None

@@ -178,7 +178,7 @@ class UserCall(Call):
 
     def _run_lanes(self, level: BatchLevel, args: tuple) -> tuple:
         """Forward asks for Python values or NumPy arrays of lane values: once per lane, and the results stacked."""
-        _say_slow(self.cls)
+        _say_per_lane(self.cls)
         self.around = None
         lanes = [copy.copy(self) for _ in range(level.size)]
         rows = [level.below(lane.forward, at_lane(level, args, b)) for b, lane in enumerate(lanes)]
@@ -241,7 +241,7 @@ class UserCall(Call):
                 raise
             if held is not None:
                 held.put_back()
-        _say_slow(self.cls)
+        _say_per_lane(self.cls)
         if isinstance(level, LinearLevel) and any(getattr(value, "slot", None) for value in (*kept, *given)):
             count = len(kept)
             return level.carry(
@@ -424,18 +424,21 @@ def check_count(name: str, result: Any, count: int) -> tuple:
     return grads
 
 
-_slow: set = set()
+_slow: set[tuple[str, Any]] = set()
 
 
-def _say_slow(cls: Any) -> None:
-    if cls in _slow or cls is Formula:
+def say_slow(api: str, cls: Any, why: str) -> None:
+    """That a Function runs more often than once; once for each of them and transform."""
+    if (api, cls) in _slow or cls is Formula:
         return
-    _slow.add(cls)
-    warn_at_user_line(
-        SlowPathWarning(
-            at_user_line(
-                f"vmap: There is a performance drop because {cls.__name__} asks for Python values or NumPy arrays of "
-                "values that differ from lane to lane: it runs once per lane"
-            )
-        )
+    _slow.add((api, cls))
+    warn_at_user_line(SlowPathWarning(at_user_line(f"{api}: There is a performance drop because {why}")))
+
+
+def _say_per_lane(cls: Any) -> None:
+    say_slow(
+        "vmap",
+        cls,
+        f"{cls.__name__} asks for Python values or NumPy arrays of values that differ from lane to lane: it runs once "
+        "per lane",
     )

@@ -22,6 +22,7 @@ from lanewise._core.calls import (
     highest_level,
     is_new_style,
     is_once_differentiable,
+    say_slow,
     user_formula,
 )
 from lanewise._core.chunk_draws import own_draws
@@ -44,7 +45,7 @@ from lanewise._torch_compat import (
     lead_applications,
     with_defaults,
 )
-from lanewise.errors import FunctionError, SlowPathWarning, TransformError, at_user_line, warn_at_user_line
+from lanewise.errors import FunctionError, TransformError, at_user_line
 
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +181,13 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
             return carry_out(call, tuple([_copy(alias) for alias in aliases]))
 
         outs, pushed = level.below(
-            double_reverse, run, args, {}, level.primal, lambda x: _copy(level.tangent(x)), lambda: _say_slow(call.cls)
+            double_reverse,
+            run,
+            args,
+            {},
+            level.primal,
+            lambda x: _copy(level.tangent(x)),
+            lambda: _say_per_number(call.cls),
         )
     pushed = tuple(pushed) if pushed else (None,) * len(outs)
     return tuple(
@@ -191,19 +198,13 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
     )
 
 
-_slow: set[Any] = set()
-
-
-def _say_slow(cls: Any) -> None:
-    """That a tangent took one backward for each number in the result; once for each Function."""
-    if cls not in _slow:
-        _slow.add(cls)
-        warn_at_user_line(
-            SlowPathWarning(
-                f"jvp: There is a performance drop because the backward of {cls.__name__} does not tell autograd how "
-                "it depends on the cotangent: it runs once for each number in the result. Define a jvp staticmethod"
-            )
-        )
+def _say_per_number(cls: Any) -> None:
+    say_slow(
+        "jvp",
+        cls,
+        f"the backward of {cls.__name__} does not tell autograd how it depends on the cotangent: it runs once for each "
+        "number in the result. Define a jvp staticmethod",
+    )
 
 
 def _push(call: Call, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:

@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.lanes import BeginAgain, union
-from lanewise._core.level import makes_tensors, standing
+from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
+from lanewise._core.operations import makes_tensors
 from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._core.random import is_random
 from lanewise._torch_compat import (

@@ -138,9 +138,6 @@ def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
     return level.below(below.expand, lanes.size, *below.shape)
 
 
-# Where lanes take so many ways, the line is noted, for a warning.
-_MANY_WAYS = 8
-
 # So many pieces are put into place one by one; more are gathered at once.
 _FEW = 4
 
@@ -287,6 +284,9 @@ class _Restrict(Function):
 
 # --- Python values ---------------------------------------------------------------------------------------------------
 
+# So many ways of its lanes are many for a function: the line where they part is noted, for a warning.
+MANY_WAYS = 8
+
 
 def component(level: LaneLevel, value: Any) -> Any:
     """The tensor of `level`, or of a level around it with its lanes, that a tensor of planes above stands for; or None.
@@ -346,7 +346,7 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     call = boundary_of(level)
     if call is not None:
         call.differ(level.lanes, which, counts.shape[0])
-        if counts.shape[0] >= _MANY_WAYS:
+        if counts.shape[0] >= MANY_WAYS:
             call.place = user_place()
     narrow(level, kept)
     return out
@@ -423,7 +423,7 @@ def narrow(level: LaneLevel, positions: Tensor) -> None:
     call = boundary_of(level)
     if call is not None:
         call.narrowings += 1
-        if call.narrowings == _MANY_WAYS:
+        if call.narrowings == MANY_WAYS:
             call.place = user_place()
     if call is not None and machine.level is level:
         call.parted = True

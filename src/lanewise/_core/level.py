@@ -10,6 +10,7 @@ import torch
 from typing_extensions import Self
 
 from lanewise._core.modes import bring_modes_back, set_modes_aside
+from lanewise._core.operations import makes_tensors
 from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
@@ -306,20 +307,6 @@ def _once(level: Level, out: Any) -> Any:
     if type(out) in (list, tuple):
         return type(out)([_once(level, item) for item in out])
     return out.value if level.owns(getattr(out, "value", None)) else out
-
-
-# By the id of an operation, which is kept beside the answer: torch's hash of one takes longer than the rest.
-_making: dict[int, tuple[Any, bool]] = {}
-
-
-def makes_tensors(op: Any) -> bool:
-    """Whether the results of an operation are new tensors."""
-    known = _making.get(id(op))
-    if known is None:
-        makes = not (op._schema.is_mutable or op.is_view)
-        makes = makes and any("Tensor" in str(result.type) for result in op._schema.returns)
-        known = _making[id(op)] = (op, makes)
-    return known[1]
 
 
 never_compile(run_outside)

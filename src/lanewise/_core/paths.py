@@ -12,7 +12,7 @@ from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of, tracked, wrap_unlifted
 from lanewise._core.rules import Rule
-from lanewise._core.steep import gentle
+from lanewise._core.steep import STEEP, gentle
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
     OUTSIDE_KEY,
@@ -147,20 +147,13 @@ def write_path(call: Callable) -> Callable:
     return run
 
 
-# Operations whose derivative may be infinite.
-_STEEP = frozenset(
-    "acos acosh addcdiv addcmul asin atan2 atanh cosh digamma div erfinv exp exp2 expm1 hypot lgamma log log10 log1p "
-    "log2 logit mul pow reciprocal rsqrt sinh sqrt tan xlogy".split()
-)
-
-
 def copied_path(twin: OpOverload, path: Callable) -> Callable:
     """`path` of an operation in place; what its twin gives, copied, where lanes have parted, with a history below.
 
     That is recorded for the lanes alone that have a cotangent (absent.py), for which the operands must be there still.
     """
     name = twin._schema.name.removeprefix("aten::")
-    if name not in _STEEP:
+    if name not in STEEP:
         return path
 
     def run(args: Any, kwargs: dict) -> Any:
@@ -168,7 +161,7 @@ def copied_path(twin: OpOverload, path: Callable) -> Callable:
         if type(x) is not BatchTensor or x.level.lanes is None or x.home is not x.level.lanes or not is_grad_enabled():
             return path(args, kwargs)
         operands = tensors_of(args, kwargs)
-        if (name == "mul" and len(operands) < 2) or not any(map(tracked, operands)) or gentle(name, operands):
+        if not any(map(tracked, operands)) or gentle(name, operands):
             return path(args, kwargs)
         before = x.clone()
         args, kwargs = replace_tensors(lambda tensor: before if tensor is x else tensor, args, kwargs)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lanewise._core.operations import asked_once
 from lanewise._torch_compat import generator_identity
 from lanewise.errors import RandomnessError, at_user_line
 
@@ -12,17 +13,10 @@ from lanewise.errors import RandomnessError, at_user_line
 _UNTAGGED = frozenset({"aten::_sample_dirichlet", "aten::binomial", "aten::random", "aten::random_"})
 
 
-# By the id of an operation, which is kept beside the answer: torch's hash of one takes longer than the rest.
-_drawing: dict[int, tuple[Any, bool]] = {}
-
-
+@asked_once
 def is_random(op: Any) -> bool:
     """Whether an operation draws random numbers."""
-    known = _drawing.get(id(op))
-    if known is None:
-        draws = torch.Tag.nondeterministic_seeded in op.tags or op._schema.name in _UNTAGGED
-        known = _drawing[id(op)] = (op, draws)
-    return known[1]
+    return torch.Tag.nondeterministic_seeded in op.tags or op._schema.name in _UNTAGGED
 
 
 def check_random(level: Any, op: Any) -> None:

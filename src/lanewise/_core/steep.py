@@ -133,6 +133,28 @@ _PRODUCTS = frozenset(f"{name}Backward0" for name in "Addmm Baddbmm Bmm Div Dot 
 _SHOWING = _PRODUCTS | frozenset("AddBackward0 NegBackward0 RsubBackward1 SubBackward0 ViewBackward0".split())
 
 
+# Operations that may be, by name.
+STEEP = frozenset(
+    "acos acosh addcdiv addcmul asin atan2 atanh cosh digamma div erfinv exp exp2 expm1 hypot lgamma log log10 log1p "
+    "log2 logit mul pow reciprocal rsqrt sinh sqrt tan xlogy".split()
+)
+# Those that are where their last operand is zero, and nowhere else.
+_INVERSES = frozenset("addcdiv div log log10 log2 reciprocal rsqrt sqrt".split())
+
+
+def gentle(name: str, operands: list[Tensor]) -> bool:
+    """Whether the numbers that an operation of that name is given show that its derivatives are finite."""
+    if name == "mul" and len(operands) < 2:
+        return True  # by a Python number
+    with on_plane(None):
+        values = [_plain(operand) for operand in operands]
+        if not all(map(_finite, values)):
+            return False
+        if name in ("mul", "addcmul"):
+            return True
+        return name in _INVERSES and _away(values[-1])
+
+
 def steep(out: Tensor, begun: int) -> bool:
     """Whether a derivative of `out` is infinite by one of the nodes from number `begun` on that it comes from.
 
@@ -201,18 +223,3 @@ def _plain(value: Tensor) -> Tensor:
     while isinstance(value, Plane):
         value = value.value
     return value.detach()
-
-
-def gentle(name: str, operands: list[Tensor]) -> bool:
-    """Whether the numbers that an operation of that name is given show that its derivatives are finite."""
-    with on_plane(None):
-        values = [_plain(operand) for operand in operands]
-        if not all(map(_finite, values)):
-            return False
-        if name in ("mul", "addcmul"):
-            return True
-        return name in _INVERSES and _away(values[-1])
-
-
-# Operations whose derivatives are infinite where the last operand is zero, and nowhere else.
-_INVERSES = frozenset("addcdiv div log log10 log2 reciprocal rsqrt sqrt".split())

@@ -20,13 +20,13 @@ from lanewise._torch_compat import CheckpointFrame, CheckpointFunction
 from lanewise._transforms.orders import recording
 
 
-class InForce(threading.local):
+class _InForce(threading.local):
     """For each call of `functional_call` that runs, outermost first: a function that puts its tensors in again."""
 
     swaps: tuple[Callable[[], AbstractContextManager], ...] = ()
 
 
-in_force = InForce()
+in_force = _InForce()
 
 
 def as_it_was(run: Callable) -> Callable:

@@ -13,13 +13,7 @@ from lanewise._core.plane import tracked
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import (
-    ForceDispatchKeyGuard,
-    is_grad_enabled,
-    keys_of_autocast,
-    tls_exclude_set,
-    tls_include_set,
-)
+from lanewise._torch_compat import cast_as_called, is_grad_enabled
 
 aten = torch.ops.aten
 
@@ -217,7 +211,7 @@ def _under_autocast(layer):
     """A layer whose kernel asks torch for products, which autocast casts."""
 
     def run(*args, **kwargs):
-        with ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - keys_of_autocast()):
+        with cast_as_called():
             return layer(*args, **kwargs)
 
     return run

@@ -304,13 +304,16 @@ def _cotangent_of_fill(level, x, indices):
     different numbers of elements; zeros in place of the others leave the sum as it is.
     """
     node = current_autograd_node()
-    if node is None or not node.name().startswith(("IndexPut", "EmbeddingB")):
+    if node is None:
+        return None
+    of_write = node.name().startswith("IndexPut")
+    if not of_write and not node.name().startswith("EmbeddingB"):
         return None
     used, mask = _only_mask(level, indices)
     if mask is None:
         return None
     first = used[0]
-    values = operand_shape(node, 1) if node.name().startswith("IndexPut") else None
+    values = operand_shape(node, 1) if of_write else None
     rest = x.dim() - first - mask.dim()
     if values is not None and len(values) > rest and values[-rest - 1] not in (1, mask.numel()):
         return None

@@ -9,13 +9,7 @@ from lanewise._core.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import (
-    ForceDispatchKeyGuard,
-    fast_binding,
-    keys_of_autocast,
-    tls_exclude_set,
-    tls_include_set,
-)
+from lanewise._torch_compat import cast_as_called, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -244,7 +238,7 @@ def pinv(level, a, *, atol=None, rtol=None, hermitian=False):
     rtol = next(aligned) if rtol is not None else None
     matrix = matrix if level.mapped(a) else matrix.expand(level.size, *matrix.shape)
     # The kernel asks torch for products, which autocast casts as those of one example.
-    with ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - keys_of_autocast()):
+    with cast_as_called():
         return torch.linalg.pinv(matrix, atol=atol, rtol=rtol, hermitian=hermitian)
 
 
