@@ -614,6 +614,116 @@ def test_an_argument_written_to_later() -> None:
     torch.testing.assert_close(leaf.grad, torch.where(XS > 0, 2.0, -1.0).to(D))
 
 
+# --- what numbers promote, and which of them a tensor holds ---------------------------------------------------------
+
+NS = torch.tensor([3, -1, 0, 7, 2, -5, 4, 1])
+THREE = torch.tensor(3)
+
+
+def asks_a_number(x: Tensor) -> Tensor:
+    sign = 1 if x > 0 else -1
+    return (sign == 1) * x - (sign != 1) * 2
+
+
+def doubles(x: Tensor) -> Tensor:
+    n = 1 if x > 0 else -1
+    for _ in range(63):
+        n = n + n
+    return n * x
+
+
+def captured(x: Tensor, y: Tensor) -> Tensor:
+    return HALF * y if x > 0 else y - HALF
+
+
+def captured_integer(n: Tensor, m: Tensor) -> Tensor:
+    return THREE * m if n > 0 else m - THREE
+
+
+def made_inside(x: Tensor) -> Tensor:
+    z = torch.tensor(0.25) + 1
+    return z * HALF if x > 0 else HALF - z
+
+
+def truths(x: Tensor, y: Tensor) -> Tensor:
+    weight = (x > 0) * 1.0
+    return weight * y if y > 0 else y - weight
+
+
+def selection(x: Tensor, y: Tensor) -> Tensor:
+    weight = torch.where(x > 0, 1.0, 0.5)
+    return weight * y if y > 0 else y - weight
+
+
+def sum_of_integers(x: Tensor) -> Tensor:
+    return x * x.sum() if x[0] > 0 else x - x.sum()
+
+
+def product_of_truths(x: Tensor) -> Tensor:
+    return x @ x if x[0] > 0 else (x > 0) @ x
+
+
+def small(n: Tensor) -> Tensor:
+    z = n if n > 0 else 300
+    return z + n
+
+
+def large(x: Tensor) -> Tensor:
+    z = x if x > 0 else 16777217
+    return (z - 16777216) * x
+
+
+def tiny(x: Tensor) -> Tensor:
+    z = x if x > 0 else 1e-9
+    return x * z * 1e9 + x
+
+
+PROMOTIONS = [
+    (asks_a_number, XS),
+    (doubles, XS),
+    (captured, XS, XS.float()),
+    (captured, XS.float(), XS),
+    (captured_integer, NS, NS.int()),
+    (made_inside, XS),
+    (truths, WIDE, YS),
+    (selection, WIDE, YS),
+    (sum_of_integers, NS.int().view(4, 2)),
+    (product_of_truths, WIDE),
+    (small, NS.to(torch.int8)),
+    (small, NS.abs().to(torch.uint8)),
+    (large, XS.float()),
+    (large, XS),
+    (tiny, XS.half()),
+]
+
+
+@pytest.mark.parametrize("f, args", [(f, args) for f, *args in PROMOTIONS])
+def test_numbers_promote_as_in_a_lane(f: Callable, args: list[Tensor]) -> None:
+    def in_a_loop() -> Tensor:
+        return torch.stack([f(*row) for row in zip(*args)])
+
+    try:
+        want = in_a_loop()
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            vmap(f)(*args)
+        return
+    for _ in range(2):
+        torch.testing.assert_close(vmap(f)(*args), want)
+
+
+def test_a_number_that_all_lanes_share_promotes_them() -> None:
+    def f(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return y * z if x > 0 else y - z
+
+    ys = YS.float()
+    want = torch.stack([f(x, y, HALF) for x, y in zip(XS, ys)])
+    for _ in range(2):
+        torch.testing.assert_close(vmap(f, (0, 0, None))(XS, ys, HALF), want)
+    assert want.dtype is D
+    assert run_masked(f, (XS, ys, HALF), (0, 0, None)) is not None
+
+
 # --- random programs -------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ OPERATORS = (
     ast.BitXor,
 )
 COMPARISONS = (ast.Lt, ast.LtE, ast.Eq, ast.NotEq, ast.Gt, ast.GtE)
+# Methods and functions that give truths.
+_TRUTHS = frozenset("all any logical_and logical_not logical_or logical_xor".split())
 _LONGEST = 8
 
 
@@ -100,3 +102,21 @@ def _is_path(node: ast.expr) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name)
+
+
+def truths_in_numbers(node: ast.AST, asked: bool = False) -> bool:
+    """Whether a truth may be more than asked for, as in `(x > 0) * 2`. `asked`: it is what an `if` goes by."""
+    if isinstance(node, ast.Compare) and not asked:
+        return True
+    called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+    truths = called in _TRUTHS
+    if truths and not asked:
+        return True
+    combines = isinstance(node, (ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Attribute)) or truths
+    for field, part in ast.iter_fields(node):
+        parts = part if isinstance(part, list) else [part]
+        for place, each in enumerate(parts):
+            condition = field == "test" or (called == "where" and field == "args" and place == 0)
+            if isinstance(each, ast.AST) and truths_in_numbers(each, condition or (combines and asked)):
+                return True
+    return False

@@ -64,6 +64,7 @@ class Form:
         free: The names that it takes from around it.
         attributes: Those of its first argument that it reads: it is a method, then.
         loops: Whether it goes round a loop, which ends for those lanes that are to come there.
+        truths: Whether it may compute with truths.
         below: For how many lanes it is not worth it any more.
         defined: 1 where operations are to be spared operands for which they are not defined: for what is no number,
             some take ten times as long.
@@ -71,7 +72,7 @@ class Form:
         missed: How many gradients were not finite even so.
     """
 
-    __slots__ = ("code", "count", "free", "attributes", "loops", "below", "defined", "strict", "missed")
+    __slots__ = ("code", "count", "free", "attributes", "loops", "truths", "below", "defined", "strict", "missed")
 
     def __init__(self, code: types.CodeType, found: Predicated) -> None:
         self.code = code
@@ -80,15 +81,19 @@ class Form:
         self.attributes = found.attributes
         self.below: float = math.inf if found.branches <= _BRANCHES else FEW
         self.loops = found.loops
+        self.truths = found.truths
         self.defined = self.strict = int(found.defined)
         self.missed = 0
 
-    def function(self, func: types.FunctionType, dtype: torch.dtype, wide: bool) -> Callable | None:
+    def function(self, func: types.FunctionType, dtype: torch.dtype, size: int, wide: bool) -> Callable | None:
         """The code as a function with the surroundings of `func`; None where they hold what it cannot take.
 
         They may hold tensors of the dtype of the arguments without dims, and the scopes around it vectors.
         """
+        if wide and self.truths and dtype not in (torch.get_default_dtype(), torch.int64):
+            return None  # a truth times 1.0 is of the default dtype: a vector and a number may differ, then
         own = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
+        around = func.__globals__
         for name in self.free:
             if name in own:
                 try:
@@ -103,12 +108,15 @@ class Form:
             elif type(value) not in _FREE:
                 if not isinstance(value, Tensor) or not _plain(value, False, dtype) or not inert(value):
                     return None
-                if value.dim():
-                    if not wide or name not in own:
-                        return None
-                    own[name] = types.CellType(value[None])
+                if value.dim() and (not wide or name not in own):
+                    return None
+                given = _with_rows(value, False, size, wide)
+                if name in own:
+                    own[name] = types.CellType(given)
+                else:
+                    around = {**around, name: given}
         cells = tuple([own[name] for name in self.code.co_freevars])
-        return types.FunctionType(self.code, func.__globals__, func.__name__, None, cells)
+        return types.FunctionType(self.code, around, func.__name__, None, cells)
 
     def retry(self, strict: int) -> bool:
         """A gradient was not finite: whether it may be where more sides are cut off than with `strict`."""
@@ -161,9 +169,13 @@ class _Run:
             return False
         if not all(_plain(arg, own, self.dtype) for arg, own in zip(args, self.own)):
             return False
-        if self.wide and any(isinstance(arg, Tensor) and arg.dtype is not self.dtype for arg in args):
-            return False  # a vector would not be promoted by a number
-        function = self.form.function(func, self.dtype, self.wide)
+        if self.wide:
+            # A vector would not be promoted by a number, such as the sum of one of int32, which is int64.
+            if any(isinstance(arg, Tensor) and arg.dtype is not self.dtype for arg in args):
+                return False
+            if not self.dtype.is_floating_point and self.dtype is not torch.int64:
+                return False
+        function = self.form.function(func, self.dtype, self.size, self.wide)
         if function is not None and owner is not None:
             self.function = lambda masks, *args: function(masks, owner, *args)
         else:
@@ -173,8 +185,8 @@ class _Run:
     def results(self, args: tuple, recording: bool) -> tuple[tuple, bool] | None:
         """The results `[size]` or `[size, S]`, and whether they are one; None where masks do not give them."""
         form = self.form
-        if self.wide:
-            args = tuple([_with_rows(arg, own) for arg, own in zip(args, self.own)])
+        if self.wide or not all(self.own):
+            args = tuple([_with_rows(arg, own, self.size, self.wide) for arg, own in zip(args, self.own)])
         masks = Masks(
             self.size, self.device, self.wide, recording, form.strict if recording else form.defined, self.called
         )
@@ -209,7 +221,7 @@ class _Run:
         form = form_of(func)
         if form is None or form.loops or form.attributes or form.count != count:
             return None
-        return form.function(func, self.dtype, self.wide)
+        return form.function(func, self.dtype, self.size, self.wide)
 
     def recorded(self, args: tuple, wanted: Sequence[int]) -> tuple[list[Tensor], tuple[tuple, bool] | None]:
         """What torch records from, in the places `wanted` of the operands, and what `results` gives."""
@@ -233,9 +245,16 @@ def _has_number(owner: Any, name: str) -> bool:
     return plain and type(kept.get(name)) in (int, float)
 
 
-def _with_rows(arg: Any, own: bool) -> Any:
-    """An argument where there are vectors: numbers `[B, 1]`, vectors `[B, S]`, or `[1, S]` for all lanes."""
-    if not isinstance(arg, Tensor) or arg.dim() != 1:
+def _with_rows(arg: Any, own: bool, size: int, wide: bool) -> Any:
+    """An argument as lanes have it: numbers `[B]`; where there are vectors, `[B, 1]`, and vectors `[B, S]` or `[1, S]`.
+
+    One of all lanes has dims, too: without them, it would not promote others.
+    """
+    if not isinstance(arg, Tensor):
+        return arg
+    if not arg.dim():
+        return arg.expand(size, 1) if wide else arg.expand(size)
+    if not wide or arg.dim() == 2:
         return arg
     return arg[:, None] if own else arg[None]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._control.numbers import holds
 from lanewise._core.rows import choose_rows, split_rows
 from lanewise._torch_compat import apply_plainly
 
@@ -19,6 +20,8 @@ _ROUNDS, _ROUNDS_OF_MANY = 256, 8
 _MANY = 4096
 # So deep may functions call each other.
 _DEEP = 8
+# Integers up to this are the same in all dtypes that hold Python's numbers.
+_LARGEST = 2**53
 
 
 class Declined(Exception):
@@ -34,12 +37,16 @@ class Numbers:
 
     Attributes:
         values: `[B]`, float64 or int64.
+        bound: The absolute value of an integer is at most that; 0 for floats.
     """
 
-    __slots__ = ("values",)
+    __slots__ = ("values", "bound")
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, bound: int) -> None:
+        if bound > _LARGEST:
+            raise Declined  # Python's integers have no end
         self.values = values
+        self.bound = bound
 
     def _with(self, other: Any, run: Callable[[Any, Any], Any]) -> Any:
         """`run(self, other)`, as Python has it for the number of each lane."""
@@ -49,7 +56,15 @@ class Numbers:
             return run(self.values.to(other.dtype), other)
         if _kind(other) is not _kind(self):
             raise Declined
-        return Numbers(run(self.values, other.values if type(other) is Numbers else other))
+        return Numbers(run(self.values, other.values if type(other) is Numbers else other), self.bound + _bound(other))
+
+    def __eq__(self, other: object) -> bool:
+        raise Declined  # without this, Python would ask whether they are one object
+
+    def __ne__(self, other: object) -> bool:
+        raise Declined
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __add__(self, other: Any) -> Any:
         return self._with(other, operator.add)
@@ -71,7 +86,7 @@ class Numbers:
 
     def _product(self, other: Any) -> Any:
         if not isinstance(other, Tensor):
-            raise Declined  # Python's integers have no end
+            raise Declined  # it may be large
         return self._with(other, operator.mul)
 
 
@@ -130,7 +145,9 @@ class Masks:
 
     def dot(self, a: Any, b: Any) -> Tensor:
         """The product of two vectors."""
-        if self._is_number(a) or self._entries(a) != self._entries(b):
+        if self._is_number(a) or self._entries(a) != self._entries(b) or a.dtype is not b.dtype:
+            raise Declined
+        if a.dtype is torch.bool:
             raise Declined
         return (a * b).sum(1, keepdim=True)
 
@@ -249,9 +266,15 @@ class Masks:
                 raise Declined
         elif type(number) is not float or not tensor.is_floating_point():
             raise Declined
-        if not self._is_number(tensor):
+        if not self._is_number(tensor) or not holds(tensor.dtype, number):
             raise Declined
         return number
+
+    def selected(self, condition: Any, yes: Any, no: Any) -> Tensor:
+        """`torch.where`, of which two numbers are of the default dtype."""
+        if self.wide and not (isinstance(yes, Tensor) or isinstance(no, Tensor)):
+            raise Declined
+        return torch.where(condition, yes, no)
 
     def choice(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         if not self.recording or not (yes.requires_grad or no.requires_grad):
@@ -268,7 +291,7 @@ class Masks:
             return yes
         dtype = torch.float64 if kind is float else torch.int64
         sides = [torch.as_tensor(side.values if type(side) is Numbers else side, dtype=dtype) for side in (yes, no)]
-        return Numbers(torch.where(mask, *sides))
+        return Numbers(torch.where(mask, *sides), max(_bound(yes), _bound(no)))
 
 
 def is_recorded(value: Any) -> bool:
@@ -280,6 +303,13 @@ def _kind(number: Any) -> type | None:
     if type(number) is Numbers:
         return float if number.values.is_floating_point() else int
     return type(number) if type(number) is float or (type(number) is int and abs(number) < 2**31) else None
+
+
+def _bound(number: Any) -> int:
+    """The absolute value of an integer, or of those of all lanes, is at most that; 0 for floats."""
+    if type(number) is Numbers:
+        return number.bound
+    return abs(number) if type(number) is int else 0
 
 
 class _Choice(Function):

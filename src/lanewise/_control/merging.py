@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.numbers import DTYPES, LaneNumber, kind_of
+from lanewise._control.numbers import DTYPES, LaneNumber, holds, kind_of
 from lanewise._core.aliases import aliases_of
 from lanewise._core.joins import merge_tensors, narrow, on_home
 from lanewise._core.lane_level import LaneLevel
@@ -273,6 +273,8 @@ def _number_like(value: Any, tensor: Tensor) -> Tensor:
         # Asked of a tensor of its own: under inference mode, the question would reach the plane of `tensor`.
         if torch.result_type(torch.empty((), dtype=tensor.dtype), kind(0)) is not tensor.dtype:
             raise Unmergeable(f"types {kind.__name__} and Tensor of {tensor.dtype}")
+    if not holds(tensor.dtype, value):
+        raise Unmergeable(f"a number that {tensor.dtype} does not hold")
     if isinstance(value, LaneNumber):
         return value.value.to(tensor.dtype)
     with on_plane(None):

@@ -19,7 +19,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from lanewise._control.arithmetic import COMPARISONS, ELEMENTWISE, OPERATORS
+from lanewise._control.arithmetic import COMPARISONS, ELEMENTWISE, OPERATORS, truths_in_numbers
 from lanewise._control.builders import assign, attribute, call, load_name, when
 from lanewise._control.scopes import jumps_out, stores
 from lanewise._control.source import Function, Unsupported, argument_names
@@ -52,6 +52,7 @@ class Predicated(NamedTuple):
         attributes: Those of its first argument that it reads.
         branches: How many it had.
         loops: Whether it goes round a loop.
+        truths: Whether it may compute with truths.
         defined: Whether operations had better be spared numbers for which they are not defined.
     """
 
@@ -60,6 +61,7 @@ class Predicated(NamedTuple):
     attributes: frozenset[str]
     branches: int
     loops: bool
+    truths: bool
     defined: bool
 
 
@@ -84,7 +86,8 @@ def predicated(node: Function) -> Predicated:
     ast.fix_missing_locations(ast.copy_location(out, node))
     defined = writer.calls >= {_NARROW, _SLOW}
     free, attributes = frozenset(writer.free), frozenset(writer.attributes)
-    return Predicated(out, free, attributes, writer.branches, writer.loops, defined)
+    truths = any(map(truths_in_numbers, given))
+    return Predicated(out, free, attributes, writer.branches, writer.loops, truths, defined)
 
 
 class _Loop:
@@ -416,7 +419,9 @@ class _Writer:
         self.calls |= {kind for kind in (_NARROW, _SLOW) if name in kind}
         self.narrow += name in _NARROW
         keywords = [ast.keyword(each.arg, self.value(each.value)) for each in node.keywords]
-        new = ast.Attribute(self.value(func.value), name, ast.Load())
+        new: ast.expr = ast.Attribute(self.value(func.value), name, ast.Load())
+        if of_torch and name == "where":
+            new = attribute(MASKS, "selected")
         out = ast.Call(new, [self.value(arg) for arg in node.args], keywords)
         self.narrow -= name in _NARROW
         return out
