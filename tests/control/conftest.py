@@ -1,14 +1,11 @@
-"""Lanes that part, also in functions that would run with masks in place of branches."""
+"""What tests of how lanes part ask for."""
 
 import pytest
 
 from lanewise._transforms.parting import runner
 
-# What these test is how lanes part, by programs that are cheap.
-PARTING = frozenset("backward_passes fusion leaves_of_some_lanes parting programs pulling_back pushing_forward".split())
 
-
-@pytest.fixture(autouse=True)
-def parting(request, monkeypatch):
-    if request.module.__name__.rpartition("test_")[2] in PARTING:
-        monkeypatch.setattr(runner, "masked", lambda *_: None)
+@pytest.fixture
+def parting(monkeypatch):
+    """Lanes part, also in functions so cheap that they would run with masks in place of branches."""
+    monkeypatch.setattr(runner, "masked", lambda *_: None)

@@ -15,7 +15,10 @@ XS = torch.randn(6, 3, dtype=D, generator=torch.Generator().manual_seed(1))
 TS = torch.randn(6, 3, dtype=D, generator=torch.Generator().manual_seed(2))
 W = torch.tensor([0.5, -1.0, 2.0], dtype=D)
 
-pytestmark = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning"),
+    pytest.mark.usefixtures("parting"),
+]
 
 
 @pytest.fixture(params=["converted", "as written"], autouse=True)

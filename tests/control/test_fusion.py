@@ -12,6 +12,8 @@ from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
 from lanewise._control import fusion
 from lanewise._control.arithmetic import arithmetic
 
+pytestmark = pytest.mark.usefixtures("parting")
+
 XS = torch.tensor([0.5, -1.5, 2.5, 3.5, -0.25, 1.0], dtype=torch.float64)
 WIDE = torch.stack([XS, XS + 0.3, 2 * XS], 1)
 SCALE = torch.tensor(1.5, dtype=torch.float64)

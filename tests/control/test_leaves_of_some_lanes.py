@@ -5,6 +5,8 @@ import torch
 
 from lanewise import grad, vmap
 
+pytestmark = pytest.mark.usefixtures("parting")
+
 XS = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 KS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0])
 

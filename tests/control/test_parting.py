@@ -2,11 +2,14 @@
 
 import functools
 
+import pytest
 import torch
 from torch import nn
 
 from lanewise import grad, vmap
 from lanewise._transforms.parting import code_of, parts
+
+pytestmark = pytest.mark.usefixtures("parting")
 
 XS = torch.tensor([1.0, -1.0])
 

@@ -5,6 +5,8 @@ import pytest
 from tests.control.compositions import COMPOSITIONS, SECOND, check_as_the_loop
 from tests.control.programs import PROGRAMS
 
+pytestmark = pytest.mark.usefixtures("parting")
+
 
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
 @pytest.mark.parametrize("composition", COMPOSITIONS + SECOND, ids=lambda c: c.__name__)

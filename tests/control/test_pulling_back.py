@@ -8,6 +8,8 @@ from lanewise._core.lanes import machine
 from lanewise._core.level import live_levels
 from tests.oracles import assert_same
 
+pytestmark = pytest.mark.usefixtures("parting")
+
 D = torch.float64
 XS = torch.randn(5, 2, dtype=D, generator=torch.Generator().manual_seed(0))
 W = torch.randn(2, 2, dtype=D, generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,10 @@ XS = torch.tensor([[1.0, 2.0], [-1.0, 3.0], [0.5, -4.0], [-2.0, -1.0]], dtype=D)
 TS = torch.tensor([[0.3, 0.2], [-1.0, 0.3], [0.5, -0.4], [-0.2, -1.0]], dtype=D)
 EYE = torch.eye(2, dtype=D)
 
-pytestmark = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning"),
+    pytest.mark.usefixtures("parting"),
+]
 
 
 class Branches(torch.autograd.Function):
