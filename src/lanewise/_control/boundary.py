@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.naming import naming_lanes
 from lanewise._control.one_by_one import Alone
-from lanewise._control.results import naming_lanes
 from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
 from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import MANY_WAYS, boundary_of

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lanewise._control.results import lane_names
+from lanewise._control.naming import lane_names
 from lanewise._core.batch import BatchTensor
 from lanewise._core.joins import innermost, rows_of
 from lanewise._core.lane_level import LaneLevel

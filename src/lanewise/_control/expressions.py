@@ -6,7 +6,7 @@ from typing import Any
 
 from lanewise._control.arithmetic import arithmetic
 from lanewise._control.builders import call, function, load_name, runtime, thunk
-from lanewise._control.scopes import calls_user
+from lanewise._control.kinds import calls_user
 from lanewise._control.source import Function, Unsupported, argument_names
 
 _NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})

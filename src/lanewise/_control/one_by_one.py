@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.results import naming_lanes
+from lanewise._control.naming import naming_lanes
 from lanewise._core.autograd import shared_gradients, show_gradients
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel

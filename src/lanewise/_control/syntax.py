@@ -33,6 +33,7 @@ from lanewise._control.builders import (
     when,
 )
 from lanewise._control.expressions import Expressions
+from lanewise._control.kinds import kinds
 from lanewise._control.scopes import (
     FORKS,
     SCOPES,
@@ -40,7 +41,6 @@ from lanewise._control.scopes import (
     declared,
     inside,
     jumps_out,
-    kinds,
     loop_variables,
     nested_return,
     settled,

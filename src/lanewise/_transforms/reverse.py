@@ -334,7 +334,10 @@ _RESULTS: dict[types.CodeType, Callable[[Any, Any], Any]] = {
 
 
 def gradient_of(function: Any) -> Gradient | None:
-    """What a function does, if `grad` or its kin have made it."""
+    """What a function does, if `grad` or its kin have made it.
+
+    It is known by its code: `functools.wraps` hands attributes on to functions that do something else.
+    """
     if type(function) is not types.FunctionType:
         return None
     result = _RESULTS.get(function.__code__)
