@@ -317,17 +317,8 @@ def plainest_pointwise(call: Callable) -> Callable:
             value = x.value
             if standing.here is not level or x.home is not home or level.parent is not None or not inert(value):
                 return enter(cls, func, types, args, kwargs)
-            outside = tls_is_included(OUTSIDE_KEY)
             if len(args) == 1:
-                if outside:
-                    include_key(OUTSIDE_KEY, False)
-                try:
-                    out = call(value)
-                except FAILURES:
-                    out = None
-                finally:
-                    if outside:
-                        include_key(OUTSIDE_KEY, True)
+                operands: tuple = (value,)
             elif len(args) == 2:
                 y = args[1]
                 kind = type(y)
@@ -337,17 +328,19 @@ def plainest_pointwise(call: Callable) -> Callable:
                         return enter(cls, func, types, args, kwargs)
                 elif kind is not float and kind is not int:
                     return enter(cls, func, types, args, kwargs)
-                if outside:
-                    include_key(OUTSIDE_KEY, False)
-                try:
-                    out = call(value, y)
-                except FAILURES:
-                    out = None
-                finally:
-                    if outside:
-                        include_key(OUTSIDE_KEY, True)
+                operands = (value, y)
             else:
                 return enter(cls, func, types, args, kwargs)
+            outside = tls_is_included(OUTSIDE_KEY)
+            if outside:
+                include_key(OUTSIDE_KEY, False)
+            try:
+                out = call(*operands)
+            except FAILURES:
+                out = None
+            finally:
+                if outside:
+                    include_key(OUTSIDE_KEY, True)
             if out is None:
                 return enter(cls, func, types, args, kwargs)
             wrapper = make_wrapper(
