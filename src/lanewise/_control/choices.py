@@ -209,7 +209,7 @@ def negation(value: Any) -> Any:
 # --- sides -----------------------------------------------------------------------------------------------------------
 
 
-def _each(verdict: tuple, sides: tuple[Callable, Callable], keep: bool) -> Any:
+def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: bool) -> Any:
     """What sides give for the lanes that take them."""
     level: Any = machine.level
     refuse_iterators(level, 2)
@@ -233,7 +233,7 @@ def choose(condition: Any, yes: Callable, no: Callable, keep: bool = False) -> A
         return yes()
     if verdict is False:
         return no()
-    return _each(verdict, (yes, no), keep)
+    return _by_sides(verdict, (yes, no), keep)
 
 
 def both(first: Any, rest: Callable, keep: bool = False) -> Any:
@@ -243,7 +243,7 @@ def both(first: Any, rest: Callable, keep: bool = False) -> Any:
         return rest()
     if verdict is False:
         return _one(first, keep)
-    return _each(verdict, (rest, lambda: first), keep)
+    return _by_sides(verdict, (rest, lambda: first), keep)
 
 
 def either(first: Any, rest: Callable, keep: bool = False) -> Any:
@@ -253,7 +253,7 @@ def either(first: Any, rest: Callable, keep: bool = False) -> Any:
         return _one(first, keep)
     if verdict is False:
         return rest()
-    return _each(verdict, (lambda: first, rest), keep)
+    return _by_sides(verdict, (lambda: first, rest), keep)
 
 
 # --- values of several kinds -----------------------------------------------------------------------------------------

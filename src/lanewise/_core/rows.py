@@ -120,7 +120,7 @@ def choose_rows(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 def split_rows(mask: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of a plain value `[n]` where the mask [n] holds, and where it does not; zeros elsewhere."""
-    bits = _BITS[value.element_size()] if value.shape[0] >= _MANY and value.is_cpu else None
+    bits = _BITS.get(value.element_size()) if value.shape[0] >= _MANY and value.is_cpu else None
     if bits is None:
         return torch.where(mask, value, 0), torch.where(mask, 0, value)
     every = value.view(bits)
