@@ -35,16 +35,11 @@ def _einsum(*args: Any) -> Tensor:
 
 def _with_lanes(level: BatchLevel, equation: str, operands: Sequence[Any]) -> str | None:
     """The equation below; None where torch is to say what is wrong with this one."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
+    terms, right = _parsed(equation)
     letter = next((letter for letter in ascii_letters if letter not in equation), None)
     if letter is None or len(terms) != len(operands):
         return None
-    letters = [c for c in left if c.isalpha()]
-    if not arrow:
-        once = sorted(c for c in letters if letters.count(c) == 1)
-        right = "".join(["..." if "..." in left else "", *once])
-    if any(c.isalpha() and c not in letters for c in right):
+    if any(c.isalpha() and not any(c in term for term in terms) for c in right):
         return None
     below = []
     for term, operand in zip(terms, operands, strict=True):
@@ -54,34 +49,36 @@ def _with_lanes(level: BatchLevel, equation: str, operands: Sequence[Any]) -> st
     return f"{','.join(below)}->{letter}{right}"
 
 
+def _parsed(equation: str) -> tuple[list[str], str]:
+    """The letters of each operand and of the result: those that occur once, sorted, where none are given."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    if not arrow:
+        once = sorted(c for c in left if c.isalpha() and left.count(c) == 1)
+        right = "".join(["..." if "..." in left else "", *once])
+    return left.split(","), right
+
+
 def _has_lanes(level: BatchLevel, operands: Sequence[Any]) -> bool:
     return all(isinstance(operand, Tensor) for operand in operands) and any(map(level.mapped, operands))
 
 
 def _as_products(equation: str, *operands: Any) -> Tensor | None:
     """Products of two at a time, from the left as torch takes them; None where one is no product of matrices."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms, rest = left.split(","), list(operands)
+    (terms, right), rest = _parsed(equation), list(operands)
     if len(terms) != len(rest) or "." in equation:
         return None
-    if not arrow:
-        right = "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
     while len(terms) > 2:
         later = "".join(terms[2:]) + right
         kept = "".join(dict.fromkeys(c for c in terms[0] + terms[1] if c in later))
-        first = _as_product(f"{terms[0]},{terms[1]}->{kept}", rest[0], rest[1])
+        first = _as_product(terms[0], terms[1], kept, rest[0], rest[1])
         if first is None:
             return None
         terms[:2], rest[:2] = [kept], [first]
-    return _as_product(f"{','.join(terms)}->{right}", *rest)
+    return _as_product(*terms, right, *rest)
 
 
-def _as_product(equation: str, x: Tensor, y: Tensor) -> Tensor | None:
-    """One product of matrices; None where the equation is another, or for torch to say what is wrong with it."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    first, _, second = left.partition(",")
-    if not arrow:
-        right = "".join(sorted(c for c in first + second if (first + second).count(c) == 1))
+def _as_product(first: str, second: str, right: str, x: Tensor, y: Tensor) -> Tensor | None:
+    """One product of matrices; None where the letters say another, or for torch to say what is wrong with them."""
     terms = (first, second, right)
     if not all(term.isalpha() and len(set(term)) == len(term) for term in terms if term):
         return None
