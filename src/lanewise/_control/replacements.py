@@ -169,7 +169,7 @@ def next_(iterator: Any, *default: Any) -> Any:
 
 
 def _plain(thing: Any) -> Any:
-    """Numbers with lanes, also in containers, as those of the lanes that go on."""
+    """`one_number`, also of what is in a dict. (Elsewhere, one may hold numbers with lanes.)"""
     kind = type(thing)
     if kind is LaneNumber:
         return thing.resolve()

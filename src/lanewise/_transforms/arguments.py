@@ -93,18 +93,14 @@ def refuse_peer(api: str) -> TransformError:
     )
 
 
+# Calls of the transforms that take the arguments of the function themselves.
+_CALLS = {"jvp": "jvp(f, (x,), (t,))", "linearize": "linearize(f, x)", "vjp": "vjp(f, x)"}
+
+
 def not_callable(api: str, func: Any) -> TypeError:
     """The error for something else in place of the function, such as its result."""
-    return TypeError(
-        at_user_line(
-            f"{api}: expected a function as the first argument, got {type(func)}",
-            f"{api}(f, (x,), (t,))"
-            if api == "jvp"
-            else f"{api}(f, x)"
-            if api in ("vjp", "linearize")
-            else f"{api}(f)(x)",
-        )
-    )
+    why = f"{api}: expected a function as the first argument, got {type(func)}"
+    return TypeError(at_user_line(why, _CALLS.get(api, f"{api}(f)(x)")))
 
 
 # Where an error arose: the transform's name, or `(api, func, args, kwargs, argnums)` to show the call itself.

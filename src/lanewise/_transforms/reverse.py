@@ -218,7 +218,6 @@ def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fal
         >>> grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
         tensor([2., 4.])
     """
-
     if not callable(func):
         raise not_callable("grad", func)
 
@@ -253,7 +252,6 @@ def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         >>> grad_and_value(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
         (tensor([2., 4.]), tensor(5.))
     """
-
     if not callable(func):
         raise not_callable("grad_and_value", func)
 
@@ -288,7 +286,6 @@ def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         >>> value_and_grad(lambda x: (x**2).sum())(torch.tensor([1.0, 2.0]))
         (tensor(5.), tensor([2., 4.]))
     """
-
     if not callable(func):
         raise not_callable("value_and_grad", func)
 

@@ -106,8 +106,8 @@ def vmap(
     short = direct and type(out_dims) is int
     front = short and type(in_dims) is int and in_dims == 0
     plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
-    # Lanes come first wherever there are any.
-    first = out_dims == 0 and (front or (plain and not any(in_dims)))  # type: ignore[arg-type]
+    # Wherever there are lanes, for `runner.masked`.
+    lanes_first = out_dims == 0 and (front or (plain and not any(in_dims)))  # type: ignore[arg-type]
     estimates: dict = {}
     code = code_of(func)
     reach: Any = NOT_LOOKED_AT
@@ -149,7 +149,7 @@ def vmap(
                 start_again(level, code, error, held)
                 if generators is not None:
                     generators.reseat()
-        if first and size > 0 and not kwargs and code in parted:
+        if lanes_first and size > 0 and not kwargs and code in parted:
             out = runner.masked(func, args, in_dims if plain else (0,) * len(args))
             if out is not None:
                 return out
