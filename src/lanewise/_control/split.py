@@ -13,7 +13,6 @@ from lanewise._control.one_by_one import Alone
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.hooked import HookedLevel, hooked, own_value
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
@@ -23,6 +22,7 @@ from lanewise._core.outside import held_before, reach_of
 from lanewise._core.picked import by_number
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.random import Generators, reseat_generators
+from lanewise._core.tensor_hooks import HookedLevel, own_value, sets_late_hooks
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of, remember
@@ -51,7 +51,7 @@ def run_apart(
     func = None if code in _as_written else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
     while True:
-        level = _level(place, randomness, flat, HookedLevel if code in hooked else LaneLevel)
+        level = _level(place, randomness, flat, HookedLevel if code in sets_late_hooks else LaneLevel)
         if code in by_number:
             level.by_number = True
         if jagged:

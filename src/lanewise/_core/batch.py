@@ -115,7 +115,7 @@ class BatchLevel(Level):
         by_number: Whether lanes part by the numbers that they index with, so that there are no such copies.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
-        hooked: Whether each tensor has a value of its own, for hooks that are set after it has been used (hooked.py).
+        hooked: Whether each tensor has a value of its own, for hooks that are set after its use (tensor_hooks.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """

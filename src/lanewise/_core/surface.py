@@ -19,7 +19,6 @@ from lanewise._core.arrays import hand_out
 from lanewise._core.autograd import begin_history, retaining
 from lanewise._core.batch import BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.hooked import set_hook
 from lanewise._core.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
@@ -27,6 +26,7 @@ from lanewise._core.plain_data import torch_data
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
+from lanewise._core.tensor_hooks import set_hook
 from lanewise._torch_compat import current_graph_task_id, set_grad_enabled
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 

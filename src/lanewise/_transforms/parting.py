@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.hooked import HookedLevel, hooked
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Disagreement, Restart, arrived
@@ -15,6 +14,7 @@ from lanewise._core.level import current_level
 from lanewise._core.outside import Before
 from lanewise._core.picked import by_number, lost
 from lanewise._core.random import reseat_generators
+from lanewise._core.tensor_hooks import HookedLevel, sets_late_hooks
 from lanewise.errors import hide_own_frames
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
@@ -68,7 +68,7 @@ def parts(code: Any) -> bool:
 def remember(level: BatchLevel, code: Any) -> None:
     """A function starts again that needs a level of another kind: from now on it has one."""
     if level.hooked:
-        hooked.add(code)
+        sets_late_hooks.add(code)
     if level.shows:
         by_number.add(code)
 

@@ -22,7 +22,7 @@ from lanewise._core.plane import Plane, lift, recorded, tracked
 from lanewise._torch_compat import next_node_number, node_number
 
 # Code of functions that set hooks on tensors which they have used.
-hooked: set[Any] = set()
+sets_late_hooks: set[Any] = set()
 
 
 class HookedLevel(LaneLevel):
