@@ -74,7 +74,7 @@ def _as_products(equation: str, *operands: Any) -> Tensor | None:
         if first is None:
             return None
         terms[:2], rest[:2] = [kept], [first]
-    return _as_product(*terms, right, *rest)
+    return _as_product(terms[0], terms[1], right, rest[0], rest[1])
 
 
 def _as_product(first: str, second: str, right: str, x: Tensor, y: Tensor) -> Tensor | None:
