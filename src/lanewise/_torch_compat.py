@@ -46,7 +46,6 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 # Thread-local dispatch state: read when a level opens and put back when a rule enters the plane below. Without them
 # an inner operation would run with autograd switched off, and composite operations would arrive undecomposed.
 ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
-IncludeDispatchKeyGuard = torch._C._IncludeDispatchKeyGuard
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 include_key = torch._C._dispatch_tls_set_dispatch_key_included
 exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded

@@ -214,8 +214,3 @@ def _no_lanes(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
         return None
     out = func(*blank_args, **blank_kwargs)
     return map_tensors(lambda tensor: tensor.unsqueeze(0)[:0], out)
-
-
-def has_tensors(args: tuple, kwargs: dict) -> bool:
-    """Whether an operation has any tensor operand."""
-    return bool(tensors_of(args, kwargs))
