@@ -95,7 +95,7 @@ def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any])
             held.append(value.values[number])
     groups: dict[Any, list[int]] = {}
     for number, value in enumerate(held):
-        groups.setdefault(_kind(value, number), []).append(number)
+        groups.setdefault(_kind(value), []).append(number)
     out = Mixed([], [])
     for numbers in groups.values():
         for lanes, value in _merged_group(level, base, [flat[n] for n in numbers], [held[n] for n in numbers]):
@@ -121,7 +121,7 @@ def _merged_group(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: li
         level.lanes = running
 
 
-def _kind(value: Any, number: int) -> Any:
+def _kind(value: Any) -> Any:
     """What values have in common that one value can hold, perhaps."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
