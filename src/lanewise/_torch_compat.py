@@ -206,6 +206,9 @@ no_dispatch = torch.utils._mode_utils.no_dispatch
 # Says whether torch's own transforms are active, to refuse the mixture; never used to drive them.
 peer_engine_active = torch._C._are_functorch_transforms_active
 
+# Says whether a cotangent is one of several that `torch.autograd.grad(..., is_grads_batched=True)` pulls back at once.
+is_batched_cotangent = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-defined]
+
 # torch's table of decompositions, read for a vetted list of operations only.
 decomposition_table = torch._decomp.decomposition_table
 

@@ -601,6 +601,19 @@ def test_a_result_that_is_not_used() -> None:
         torch.testing.assert_close(got, torch.where(XS.abs() > 1, 2.0, 3.0).to(D))
 
 
+def test_several_cotangents_at_once() -> None:
+    """Torch's own batches of cotangents, whose numbers nobody can ask for."""
+    for f in (pieces, unused_root, quotient_in_a_side):
+        args = (XS, YS) if f is pieces else (XS,)
+        for _ in range(3):
+            leaf = XS.clone().requires_grad_()
+            out = vmap(f)(leaf, *args[1:])
+            weights = torch.eye(len(XS), dtype=D)
+            (got,) = torch.autograd.grad(out, leaf, weights, is_grads_batched=True)
+            (want,) = by_autograd(lambda xs: loop(f, xs, *args[1:]), XS, weights=torch.ones_like(XS))  # noqa: B023
+            torch.testing.assert_close(got, want.diag())
+
+
 def test_an_argument_written_to_later() -> None:
     def f(x: Tensor) -> Tensor:
         return x * 2 if x > 0 else -x

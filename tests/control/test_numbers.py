@@ -238,3 +238,53 @@ def test_writes_in_place_do_not_reach_numbers(f):
     want = torch.stack([parted(x, k) for x, k in zip(xs, KS)])
     for _ in range(2):
         torch.testing.assert_close(vmap(parted)(xs, KS), want)
+
+
+def bound_in_a_branch(x, k):
+    z = x * k
+    if k != 3:
+        z = int(k)
+    return z
+
+
+def of_a_function(x, k):
+    def which(t):
+        return 1 if t > 0 else 2
+
+    if k == 3:
+        return x * k
+    return which(k)
+
+
+def in_a_tuple(x, k):
+    if k == 3:
+        return x * k, k
+    return int(k), k
+
+
+def in_a_list(x, k):
+    z = [x * k]
+    if k != 3:
+        z = [int(k) + 1]
+    return z[0]
+
+
+def of_the_same_dtype(x, k):
+    if k > 0:
+        return k, x
+    return int(k), x
+
+
+@pytest.mark.parametrize("f", [bound_in_a_branch, of_a_function, in_a_tuple, in_a_list, of_the_same_dtype])
+def test_numbers_of_some_lanes_and_tensors_of_others(f):
+    def of(place):
+        parts = [out[place] if isinstance(out, tuple) else out for out in map(f, XS, KS)]
+        dtype = next(part.dtype for part in parts if isinstance(part, torch.Tensor))
+        return torch.stack([torch.as_tensor(part, dtype=dtype) for part in parts])
+
+    for _ in range(2):
+        out = vmap(f)(XS, KS)
+        if isinstance(out, tuple):
+            torch.testing.assert_close(out, (of(0), of(1)))
+        else:
+            torch.testing.assert_close(out, of(0))

@@ -35,6 +35,7 @@ from lanewise._torch_compat import (
     function_mode_count,
     has_module_hooks,
     is_any_autocast_enabled,
+    is_batched_cotangent,
     is_grad_enabled,
     is_inference_mode_enabled,
     run_backward,
@@ -336,6 +337,10 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = run_backward(roots, seeds, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
     found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves)]
+    if any(map(is_batched_cotangent, seeds)):
+        # Those of `is_grads_batched` cannot be asked for numbers: derivatives are finite where those of ones are.
+        ones = tuple([torch.ones_like(out) for out in results])
+        return None if _pulled(results, ones, leaves) is None else found
     # A sum is finite only if all that it adds up is.
     return found if all(math.isfinite(float(grad.sum())) for grad in found) else None
 

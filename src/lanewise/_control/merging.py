@@ -250,7 +250,13 @@ def _merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values
     tensors = [value for value in values if isinstance(value, Tensor)]
     first = tensors[0]
     if len(tensors) < len(values):
-        values = [value if isinstance(value, Tensor) else _number_like(value, first) for value in values]
+        running, own = level.lanes, values
+        values = []
+        try:
+            for level.lanes, value in zip(pieces, own, strict=True):
+                values.append(value if isinstance(value, Tensor) else _number_like(value, first))
+        finally:
+            level.lanes = running
     # What is recorded stays so, also where lanes come together within a `no_grad` block.
     switched = not is_grad_enabled() and any(tracked(tensor) for tensor in tensors)
     if switched:
