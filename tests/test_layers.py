@@ -1,6 +1,7 @@
 """The package is built in layers: imports point down only, stand at the top of the file, and files stay readable."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +124,11 @@ def test_a_private_torch_name_is_found():
     assert private_torch_names("import torch\nx = torch._C._foo") == ["2: torch._C._foo", "2: torch._C"]
     assert private_torch_names("from torch._ops import OpOverload") == ["1: torch._ops.OpOverload"]
     assert private_torch_names("from torch.nn import Module\nm._parameters\ntorch.ops.aten._neg_view") == []
+
+
+@pytest.mark.parametrize("package", ["_core", "_control"])
+def test_the_map_names_each_module(package):
+    """CONTRIBUTING.md names each module of the large packages once, by subject."""
+    text = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text().split(f"| `{package}` | |")[1].split("\n\n")[0]
+    named = re.findall(r"`(\w+)`", text)
+    assert sorted(named) == sorted(path.stem for path in (PACKAGE / package).glob("[!_]*.py"))
