@@ -367,3 +367,13 @@ def test_python_values_that_differ_between_chunks():
     assert lw.vmap(lambda x: 7, chunk_size=2)(xs) == 7
     with pytest.raises(RuntimeError, match="lanes of different chunks return 'n' and 'p'"):
         lw.vmap(lambda x: "p" if x > 0 else "n", chunk_size=2)(xs)
+
+
+def test_draws_do_without_numpy(monkeypatch):
+    def missing(*_, **__):
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", missing)
+    for randomness in ("same", "different"):
+        got = lw.vmap(lambda x: x + torch.rand(2), randomness=randomness, chunk_size=2)(torch.zeros(5, 2))
+        assert got.unique(dim=0).shape[0] == (1 if randomness == "same" else 5)

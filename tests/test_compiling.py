@@ -117,6 +117,10 @@ def test_a_compiled_module_whose_lanes_part():
 FIRST = {
     "a lane": "lw.vmap(lambda a: torch.compile(compiles, backend='eager', fullgraph=True)(a))(x)",
     "what is captured": "lw.vmap(lambda a: a + torch.compile(compiles, backend='eager', fullgraph=True)(x[0]))(x)",
+    "an option that torch lacks": (
+        "torch.compile(lw.vmap(lambda: torch.ones(2), axis_size=3), backend='eager')()\n"
+        "assert torch.equal(torch.compile(lw.vmap(lambda a: torch.ones(2)), backend='eager')(x), torch.ones(2, 2))"
+    ),
     "in another thread": """
 opened, done = threading.Event(), threading.Event()
 thread = threading.Thread(target=lambda: lw.vmap(lambda a: (opened.set(), done.wait(), a)[2])(x))

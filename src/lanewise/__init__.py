@@ -22,7 +22,7 @@ from lanewise._transforms.reverse import grad, grad_and_value, value_and_grad, v
 from lanewise._transforms.vmap import vmap
 from lanewise.nn import functional_call, replace_all_batch_norm_modules_, stack_module_state
 
-never_compile_packages("lanewise._core.", "lanewise._control.")
+never_compile_packages("lanewise._core.", "lanewise._control.", "lanewise._transforms.")
 
 __version__ = "0.1.0"
 

@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from ctypes import string_at
 from typing import Any
 
 import torch
@@ -237,7 +238,8 @@ def _digest(generator: torch.Generator | None) -> bytes:
         states = [now.cpu, *(state for _, _, state in now.devices)]
     else:
         states = [generator.get_state()]
-    return hashlib.blake2b(b"".join(state.numpy().tobytes() for state in states), digest_size=16).digest()
+    text = b"".join(string_at(state.data_ptr(), state.nbytes) for state in states)
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _begin_stream(generator: torch.Generator | None, key: bytes) -> int:

@@ -6,7 +6,7 @@ This is the one place that hands work to torch.func. Outside of compilation noth
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -37,14 +37,20 @@ for _plane in (Plane, BatchTensor):
 def never_compile_packages(*names: str) -> None:
     """Keep the compiler from what is loaded of some packages, where a call inside a compiled function has led to it.
 
-    Its branches on lane values and its numbers of lanes do. It takes 4 us for each function.
+    Its branches on lane values and its numbers of lanes do, and options that torch lacks. What hands over to torch's
+    transforms is left to it. It takes 4 us for each function.
     """
     for name, module in list(sys.modules.items()):
-        if name.startswith(names):
+        if name.startswith(names) and name != __name__:
             kinds = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
             for function in itertools.chain(*map(_functions_of, (module, *kinds))):
-                if function.__module__ == name:
+                if function.__module__ == name and not _hands_over(function.__code__):
                     run_as_written(function.__code__)
+
+
+def _hands_over(code: CodeType) -> bool:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return "traced" in (*code.co_names, *code.co_freevars) or any(map(_hands_over, inner))
 
 
 # Whether this code is being traced by `torch.compile`; the compiler takes the answer for a constant.
