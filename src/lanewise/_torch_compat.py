@@ -74,6 +74,14 @@ def _dispatch_key(name: str) -> torch._C.DispatchKey:
     return key
 
 
+_BATCHED_KEY = _dispatch_key("Batched")
+
+
+def is_batched_cotangent(value: torch.Tensor) -> bool:
+    """Whether it is one of several that `torch.autograd.grad(..., is_grads_batched=True)` pulls back at once."""
+    return torch._C._dispatch_keys(value).has(_BATCHED_KEY)
+
+
 # A dispatch key that torch keeps for its own tests and nothing else uses; while a transform runs it is switched on, so
 # that kernels registered on it see the factories. Without it: a TorchFunctionMode (0.6-2 us for every call).
 FACTORY_KEY = _dispatch_key("TESTING_ONLY_GenericMode")
@@ -205,9 +213,6 @@ no_dispatch = torch.utils._mode_utils.no_dispatch
 
 # Says whether torch's own transforms are active, to refuse the mixture; never used to drive them.
 peer_engine_active = torch._C._are_functorch_transforms_active
-
-# Says whether a cotangent is one of several that `torch.autograd.grad(..., is_grads_batched=True)` pulls back at once.
-is_batched_cotangent = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-defined]
 
 # torch's table of decompositions, read for a vetted list of operations only.
 decomposition_table = torch._decomp.decomposition_table
