@@ -326,7 +326,7 @@ def _records(form: Form) -> bool:
 
 
 def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Tensor] | None:
-    """The leaves' cotangents, None where they are not finite."""
+    """The leaves' cotangents, None where they are not finite, or a side has none, such as `x // 2`."""
     roots: tuple = ()
     seeds: tuple = ()
     for out, cotangent in zip(results, cotangents):
@@ -335,7 +335,10 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
             seeds += (cotangent,)
     if not roots:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    grads = run_backward(roots, seeds, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+    try:
+        grads = run_backward(roots, seeds, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+    except RuntimeError:
+        return None
     found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves)]
     if any(map(is_batched_cotangent, seeds)):
         # Those of `is_grads_batched` cannot be asked for numbers: derivatives are finite where those of ones are.
