@@ -57,6 +57,7 @@ DispatchKey = torch._C.DispatchKey
 # Switched off in inference mode and inside kernels: what runs there has no derivative.
 AUTOGRAD_KEY = DispatchKey.AutogradOther
 DispatchKeySet = torch._C.DispatchKeySet
+dispatch_keys_of = torch._C._dispatch_keys
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
@@ -72,14 +73,6 @@ def _dispatch_key(name: str) -> torch._C.DispatchKey:
     key = torch._C._parse_dispatch_key(name)
     assert key is not None, f"this torch has no dispatch key {name}"
     return key
-
-
-_BATCHED_KEY = _dispatch_key("Batched")
-
-
-def is_batched_cotangent(value: torch.Tensor) -> bool:
-    """Whether it is one of several that `torch.autograd.grad(..., is_grads_batched=True)` pulls back at once."""
-    return torch._C._dispatch_keys(value).has(_BATCHED_KEY)
 
 
 # A dispatch key that torch keeps for its own tests and nothing else uses; while a transform runs it is switched on, so
@@ -100,6 +93,7 @@ INSIDE_KEY_SET = FACTORY_KEY_SET | DispatchKeySet(OUTSIDE_KEY)
 ORDER_KEY = _dispatch_key("TESTING_ONLY_GenericWrapper")
 ORDER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
 ORDER_KEY_SET = DispatchKeySet(ORDER_KEY)
+BATCHED_KEY = _dispatch_key("Batched")  # of cotangents of `torch.autograd.grad(..., is_grads_batched=True)`
 
 # Switched off while a backend kernel runs; tells a copy that a kernel makes for itself from one that the user makes.
 ADINPLACE_OR_VIEW_KEY = _dispatch_key("ADInplaceOrView")

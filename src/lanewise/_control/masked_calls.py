@@ -29,13 +29,14 @@ from lanewise._core.formulas import pulled
 from lanewise._core.hot import inert
 from lanewise._core.level import standing
 from lanewise._torch_compat import (
+    BATCHED_KEY,
     apply_plainly,
+    dispatch_keys_of,
     dispatch_mode_count,
     forward_level,
     function_mode_count,
     has_module_hooks,
     is_any_autocast_enabled,
-    is_batched_cotangent,
     is_grad_enabled,
     is_inference_mode_enabled,
     run_backward,
@@ -340,7 +341,7 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
     except RuntimeError:
         return None
     found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves)]
-    if any(map(is_batched_cotangent, seeds)):
+    if any(dispatch_keys_of(seed).has(BATCHED_KEY) for seed in seeds):
         # Those of `is_grads_batched` cannot be asked for numbers: derivatives are finite where those of ones are.
         ones = tuple([torch.ones_like(out) for out in results])
         return None if _pulled(results, ones, leaves) is None else found
