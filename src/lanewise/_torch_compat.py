@@ -57,6 +57,7 @@ DispatchKey = torch._C.DispatchKey
 # Switched off in inference mode and inside kernels: what runs there has no derivative.
 AUTOGRAD_KEY = DispatchKey.AutogradOther
 DispatchKeySet = torch._C.DispatchKeySet
+dispatch_keys_of = torch._C._dispatch_keys
 has_kernel_for_key = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
@@ -92,6 +93,7 @@ INSIDE_KEY_SET = FACTORY_KEY_SET | DispatchKeySet(OUTSIDE_KEY)
 ORDER_KEY = _dispatch_key("TESTING_ONLY_GenericWrapper")
 ORDER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
 ORDER_KEY_SET = DispatchKeySet(ORDER_KEY)
+BATCHED_KEY = _dispatch_key("Batched")  # of cotangents of `torch.autograd.grad(..., is_grads_batched=True)`
 
 # Switched off while a backend kernel runs; tells a copy that a kernel makes for itself from one that the user makes.
 ADINPLACE_OR_VIEW_KEY = _dispatch_key("ADInplaceOrView")
@@ -205,9 +207,6 @@ no_dispatch = torch.utils._mode_utils.no_dispatch
 
 # Says whether torch's own transforms are active, to refuse the mixture; never used to drive them.
 peer_engine_active = torch._C._are_functorch_transforms_active
-
-# Says whether a cotangent is one of several that `torch.autograd.grad(..., is_grads_batched=True)` pulls back at once.
-is_batched_cotangent = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-defined]
 
 # torch's table of decompositions, read for a vetted list of operations only.
 decomposition_table = torch._decomp.decomposition_table

@@ -601,6 +601,22 @@ def test_a_result_that_is_not_used() -> None:
         torch.testing.assert_close(got, torch.where(XS.abs() > 1, 2.0, 3.0).to(D))
 
 
+def test_a_side_without_a_derivative() -> None:
+    """Only lanes that come there are to fail."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return x // 2 * y if x > 5 else x * y
+
+    torch.testing.assert_close(vmap(f)(XS * 3, YS), loop(f, XS * 3, YS))
+    for _ in range(5):
+        leaf = XS.clone().requires_grad_()
+        torch.testing.assert_close(torch.autograd.grad(vmap(f)(leaf, YS).sum(), leaf)[0], YS)
+        torch.testing.assert_close(vmap(grad(f))(XS, YS), YS)
+    leaf = (XS + 3).requires_grad_()
+    with pytest.raises(RuntimeError, match="derivative for aten::floor_divide"):
+        torch.autograd.grad(vmap(f)(leaf, YS).sum(), leaf)
+
+
 def test_several_cotangents_at_once() -> None:
     """Torch's own batches of cotangents, whose numbers nobody can ask for."""
     for f in (pieces, unused_root, quotient_in_a_side):

@@ -29,13 +29,14 @@ from lanewise._core.formulas import pulled
 from lanewise._core.hot import inert
 from lanewise._core.level import standing
 from lanewise._torch_compat import (
+    BATCHED_KEY,
     apply_plainly,
+    dispatch_keys_of,
     dispatch_mode_count,
     forward_level,
     function_mode_count,
     has_module_hooks,
     is_any_autocast_enabled,
-    is_batched_cotangent,
     is_grad_enabled,
     is_inference_mode_enabled,
     run_backward,
@@ -326,7 +327,7 @@ def _records(form: Form) -> bool:
 
 
 def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Tensor] | None:
-    """The leaves' cotangents, None where they are not finite."""
+    """The leaves' cotangents, None where they are not finite, or a side has none, such as `x // 2`."""
     roots: tuple = ()
     seeds: tuple = ()
     for out, cotangent in zip(results, cotangents):
@@ -335,9 +336,12 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
             seeds += (cotangent,)
     if not roots:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    grads = run_backward(roots, seeds, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+    try:
+        grads = run_backward(roots, seeds, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+    except RuntimeError:
+        return None
     found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves)]
-    if any(map(is_batched_cotangent, seeds)):
+    if any(dispatch_keys_of(seed).has(BATCHED_KEY) for seed in seeds):
         # Those of `is_grads_batched` cannot be asked for numbers: derivatives are finite where those of ones are.
         ones = tuple([torch.ones_like(out) for out in results])
         return None if _pulled(results, ones, leaves) is None else found
