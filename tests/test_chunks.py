@@ -348,7 +348,7 @@ def test_the_real_bar_writes_to_stderr(capsys):
 
 @pytest.mark.parametrize("chunk_size", [0, -1, 1.5, "some", True])
 def test_a_chunk_size_that_makes_no_sense(chunk_size):
-    with pytest.raises(ArgumentError, match="vmap: `chunk_size` should be None or greater than 0"):
+    with pytest.raises(ArgumentError, match="vmap: chunk_size should be None or greater than 0"):
         lw.vmap(torch.sin, chunk_size=chunk_size)
     with pytest.raises(ArgumentError, match="jacrev: `chunk_size` should be greater than 0"):
         lw.jacrev(torch.sin, chunk_size=chunk_size)

@@ -99,6 +99,17 @@ def test_a_compiled_function_whose_lanes_part(function, backend, fullgraph):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_derivatives_of_a_compiled_function(backend):
+    torch._dynamo.reset()
+    cubes = torch.compile(lambda a: (a**3).sum(), backend=backend, fullgraph=True)
+    torch.testing.assert_close(lw.hessian(cubes)(V), torch.diag(6 * V))
+    torch.testing.assert_close(lw.grad(lambda a: (lw.grad(cubes)(a) ** 2).sum())(V), 36 * V**3)
+    torch.testing.assert_close(lw.jacrev(torch.compile(torch.sin, backend=backend))(V), torch.diag(V.cos()))
+    leaf = V.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(lw.grad(cubes)(leaf).sum(), leaf)[0], 6 * V)
+
+
 def test_a_compiled_module_whose_lanes_part():
     class Layer(torch.nn.Linear):
         def forward(self, a):
@@ -117,6 +128,10 @@ def test_a_compiled_module_whose_lanes_part():
 FIRST = {
     "a lane": "lw.vmap(lambda a: torch.compile(compiles, backend='eager', fullgraph=True)(a))(x)",
     "what is captured": "lw.vmap(lambda a: a + torch.compile(compiles, backend='eager', fullgraph=True)(x[0]))(x)",
+    "a function to differentiate twice": (
+        "hessian = lw.hessian(lambda a: torch.compile(lambda a: (a**3).sum(), backend='aot_eager')(a))(x[0])\n"
+        "assert torch.equal(hessian, torch.diag(6 * x[0]))"
+    ),
     "an option that torch lacks": (
         "torch.compile(lw.vmap(lambda: torch.ones(2), axis_size=3), backend='eager')()\n"
         "assert torch.equal(torch.compile(lw.vmap(lambda a: torch.ones(2)), backend='eager')(x), torch.ones(2, 2))"

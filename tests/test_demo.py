@@ -123,8 +123,7 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else real(name))
     assert entry.main([]) == 2
     assert capsys.readouterr().err == (
-        "The demo needs scikit-learn, which this Python does not have.\n"
-        "Install the extra:  pip install 'lanewise[examples]'\n"
+        "The demo needs scikit-learn, which this Python does not have.\nInstall the extra:  pip install '.[examples]'\n"
     )
 
 

@@ -501,7 +501,7 @@ Write instead:
         lambda: lw.vmap(loss, chunk_size=0),
         ValueError,
         """
-vmap: `chunk_size` should be None or greater than 0 (got 0)
+vmap: chunk_size should be None or greater than 0. (got 0)
 Write instead:
   vmap(f, chunk_size=64)  # or chunk_size="auto"
 """,
@@ -821,7 +821,7 @@ Write instead:
         lambda: lw.jacfwd(torch.sin, chunk_size=-1),
         ValueError,
         """
-jacfwd: `chunk_size` should be None or greater than 0 (got -1)
+jacfwd: chunk_size should be None or greater than 0. (got -1)
 Write instead:
   jacfwd(f, chunk_size=64)  # or chunk_size="auto"
 """,

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import lanewise as lw
+from lanewise._core.level import standing
 from lanewise._torch_compat import ORDER_KEY, tls_is_included
-from lanewise._transforms import orders
 
 D = torch.float64
 A, B, C, V = (torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(i)) for i in range(4))
@@ -126,8 +126,8 @@ def test_half_precision_is_computed_in_single():
 
 def test_the_key_is_off_outside(monkeypatch):
     calls = []
-    monkeypatch.setattr(orders._depth, "now", 0)
+    monkeypatch.setattr(standing, "orders", 0)
     with pytest.raises(ZeroDivisionError):
-        lw.grad(lw.grad(lambda s: calls.append(orders._depth.now) or 1 / 0))(torch.tensor(1.0))
-    assert calls == [2] and orders._depth.now == 0
+        lw.grad(lw.grad(lambda s: calls.append(standing.orders) or 1 / 0))(torch.tensor(1.0))
+    assert calls == [2] and standing.orders == 0
     assert not tls_is_included(ORDER_KEY)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 # Refusals that the law itself asks for, where some layouts of an op have no answer: key phrase -> why.
 REFUSALS = {
-    "Batch norm got a batched tensor as input while the running_mean": (
-        "statistics without lanes that belong to no BatchNorm module: a loop would update them in turn"
-    ),
     "does not currently support same randomness": (
         "with randomness='same', one draw cannot be that of lanes with their own probabilities"
     ),
     "reads memory that is not its own": "as_strided may reach beyond the lane, into its neighbours",
     "sparse tensors cannot have lanes": "the lanes of a tensor share one layout",
-    "embedding_renorm_: inplace arithmetic": "max_norm writes lane-dependent rows of shared weights",
 }
 # The sweep compares with one draw for all lanes.
 _ODDS = "with randomness='same': lanes with their own probabilities need their own draws"

@@ -10,6 +10,20 @@ from collections.abc import Sequence
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
+__all__ = [
+    "ArgumentError",
+    "CapturedWriteError",
+    "CheckError",
+    "DimensionError",
+    "EscapedTensorError",
+    "FunctionError",
+    "LaneValueError",
+    "LanewiseError",
+    "RandomnessError",
+    "SlowPathWarning",
+    "TransformError",
+]
+
 
 class LanewiseError(Exception):
     """Base of all errors of this library, so that `except lanewise.errors.LanewiseError` catches them all."""

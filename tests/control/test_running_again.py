@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import error_if, errors, grad, vmap
+from lanewise._control import split
 from lanewise._core.lanes import machine
 
 D = torch.float64
@@ -421,7 +422,7 @@ def test_a_lane_that_runs_alone_may_not_draw_without_leave():
             vmap(f)(torch.arange(10, dtype=D))
 
 
-def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
+def test_a_warning_where_lanes_part_more_often_than_there_are_of_them(monkeypatch):
     def halvings(n):
         n, count = int(n), 0
         while n != 1:
@@ -431,7 +432,11 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them():
 
     numbers = torch.arange(1, 41)
     want = torch.stack([halvings(n) for n in numbers])
-    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted more than 60 times") as told:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(vmap(halvings)(numbers), want)  # often, and not so often that it takes long
+    monkeypatch.setattr(split, "_FEW_PARTINGS", 10)
+    with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted more than 70 times") as told:
         assert torch.equal(vmap(halvings)(numbers), want)
     assert len(told) == 1
     first = halvings.__code__.co_firstlineno

@@ -100,22 +100,23 @@ def run_apart(
 
 
 # A parting costs as much as the smallest functions take for thirty lanes in a loop. So many for each lane are worth
-# telling of; among fewer lanes than that, nobody looks for speed.
-_OFTEN, _FEW_LANES = 1.5, 32
+# telling of; among fewer lanes than that, nobody looks for speed, nor where all partings together take some 20 ms.
+_OFTEN, _FEW_LANES, _FEW_PARTINGS = 1.5, 32, 200
 
 
 class _telling_of_many:
     """Warns inside, at the line of the function that they come to, once lanes part more often than is worth it."""
 
-    __slots__ = ("lanes", "around")
+    __slots__ = ("lanes", "most", "around")
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
+        self.most = _FEW_PARTINGS + int(_OFTEN * lanes)
 
     def __enter__(self) -> None:
         self.around = machine.limit, machine.tell
         if self.lanes >= _FEW_LANES:
-            machine.limit, machine.tell = machine.partings + _OFTEN * self.lanes, self.tell
+            machine.limit, machine.tell = machine.partings + self.most, self.tell
 
     def __exit__(self, *exc: object) -> None:
         machine.limit, machine.tell = self.around
@@ -124,7 +125,7 @@ class _telling_of_many:
         warn_at_user_line(
             SlowPathWarning(
                 at_user_line(
-                    f"vmap: the {self.lanes} lanes have parted more than {int(_OFTEN * self.lanes)} times, which may "
+                    f"vmap: the {self.lanes} lanes have parted more than {self.most} times, which may "
                     "take longer than a Python loop over them where they do little in between. It would take about as "
                     "long for many more lanes",
                     "torch.where(x > 0, a, b)  # in place of a branch that does little\n"

@@ -53,6 +53,8 @@ class _Stack(threading.local):
         self.levels: list[Level] = []
         # The level whose plane the running code is on: the innermost, or a lower one while a rule runs below.
         self.here: Level | None = None
+        # How many reverse passes of transforms are being recorded, one inside another.
+        self.orders = 0
 
 
 standing = _Stack()
@@ -84,9 +86,9 @@ class _Names:
             self.users.discard(level)  # last: an interrupt before it comes here again
 
     def tell_compiler(self) -> None:
-        """Have compiled functions run as they are written inside of a transform, once the compiler is loaded."""
+        """See `leave_uncompiled`."""
         if not self.compiler_knows:
-            self.compiler_knows = compile_outside(lambda: standing.levels, self.plain, self.routed)
+            self.compiler_knows = compile_outside(lambda: standing.levels or standing.orders, self.plain, self.routed)
 
 
 _names = _Names()
@@ -99,14 +101,9 @@ def route_name(name: str, routed: Callable) -> None:
     script_alike(routed, _names.plain[name])
 
 
-def _compile(*args: Any, **kwargs: Any) -> Any:
-    """`torch.compile`, which loads the compiler."""
-    out = _names.plain["compile"](*args, **kwargs)
+def leave_uncompiled() -> None:
+    """Have compiled functions run as they are written inside of a transform, once the compiler is loaded."""
     _names.tell_compiler()
-    return out
-
-
-route_name("compile", _compile)
 
 
 class Level:

@@ -33,7 +33,7 @@ def check_chunk_options(api: str, chunk_size: Any, memory_budget: Any) -> None:
             phrase = (
                 f"{api}: `chunk_size` should be greater than 0."
                 if api == "jacrev"
-                else f"{api}: `chunk_size` should be None or greater than 0"
+                else f"{api}: chunk_size should be None or greater than 0."
             )
             raise ArgumentError(
                 at_user_line(f"{phrase} (got {chunk_size!r})", f'{api}(f, chunk_size=64)  # or chunk_size="auto"')

@@ -3,6 +3,7 @@
 This is the one place that hands work to torch.func. Outside of compilation nothing but the question is asked.
 """
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from lanewise._core.batch import BatchTensor
+from lanewise._core.level import leave_uncompiled
 from lanewise._core.plane import Plane
 from lanewise._torch_compat import never_compile, run_as_written
 from lanewise.errors import TransformError
@@ -52,6 +54,19 @@ def _hands_over(code: CodeType) -> bool:
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return "traced" in (*code.co_names, *code.co_freevars) or any(map(_hands_over, inner))
 
+
+_plain_compile = torch.compile
+
+
+@functools.wraps(_plain_compile)
+def _compile(*args: Any, **kwargs: Any) -> Any:
+    out = _plain_compile(*args, **kwargs)
+    leave_uncompiled()  # it has loaded the compiler, be it inside a transform
+    return out
+
+
+never_compile(_compile)
+torch.compile = _compile
 
 # Whether this code is being traced by `torch.compile`; the compiler takes the answer for a constant.
 is_compiling = torch.compiler.is_compiling

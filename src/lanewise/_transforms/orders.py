@@ -10,7 +10,6 @@ where a gradient is differentiated in any way.
 """
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel
-from lanewise._core.level import current_level
+from lanewise._core.level import current_level, leave_uncompiled, standing
 from lanewise._core.plane import recorded
 from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.linalg import det_written_out
@@ -44,13 +43,6 @@ from lanewise._torch_compat import (
 aten = torch.ops.aten
 
 
-class _Depth(threading.local):
-    """How many reverse passes are being recorded, one inside another."""
-
-    now = 0
-
-
-_depth = _Depth()
 _fallthrough = torch.library.Library("_", "IMPL")
 _fallthrough.fallback(torch.library.fallthrough_kernel, ORDER_KEY_NAME)
 _kernels = torch.library.Library("aten", "IMPL")
@@ -58,21 +50,22 @@ _kernels = torch.library.Library("aten", "IMPL")
 
 def one_order_more() -> None:
     """A reverse pass begins to record."""
-    _depth.now += 1
-    if _depth.now == 1:
+    standing.orders += 1
+    if standing.orders == 1:
         include_key(ORDER_KEY, True)
+        leave_uncompiled()
 
 
 def one_order_less() -> None:
     """It has recorded."""
-    _depth.now -= 1
-    if _depth.now == 0:
+    standing.orders -= 1
+    if standing.orders == 0:
         include_key(ORDER_KEY, False)
 
 
 def recording() -> bool:
     """Whether a reverse pass of a transform records."""
-    return _depth.now > 0
+    return standing.orders > 0
 
 
 def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
@@ -81,7 +74,7 @@ def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     def register(compose: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
             with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
-                return (op if _depth.now < depth else compose)(*args, **kwargs)
+                return (op if standing.orders < depth else compose)(*args, **kwargs)
 
         never_compile(run)
         _kernels.impl(op.name().removeprefix("aten::"), run, ORDER_KEY_NAME)
@@ -106,7 +99,7 @@ def _without_derivative(library: torch.library.Library, name: str, compose: Call
 
 def _differentiations() -> int:
     """How many transforms that are open differentiate."""
-    total, level = _depth.now, current_level()
+    total, level = standing.orders, current_level()
     while level is not None:
         total += isinstance(level, DualLevel)
         level = level.parent

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         print(
             f"The demo needs {' and '.join(missing)}, which this Python does not have.\n"
-            "Install the extra:  pip install 'lanewise[examples]'",
+            "Install the extra:  pip install '.[examples]'",
             file=sys.stderr,
         )
         return 2
