@@ -355,3 +355,49 @@ def test_results_in_parts():
     parts = sum(part.sum() for part in parts)
     for out, want in ((parts, of_parts), (y.sum(), of_y), (parts + y.sum(), of_parts + of_y)):
         same(torch.autograd.grad(out, xs, retain_graph=True), [want])
+
+
+# Derivatives of results that nobody uses are infinite, or no number, where numbers repeat or a matrix is singular.
+OF_SEVERAL = {
+    "svdvals": lambda a: torch.linalg.svdvals(a).sum(),
+    "svd": lambda a: torch.linalg.svd(a)[1].prod(),
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(a).sum(),
+    "eigh": lambda a: torch.linalg.eigh(a)[0].sum(),
+    "eigvals": lambda a: torch.linalg.eigvals(a).real.sum(),
+    "nuclear norm": lambda a: torch.linalg.matrix_norm(a, "nuc"),
+    "spectral norm": lambda a: torch.linalg.matrix_norm(a + torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=D), 2),
+    "cond": lambda a: torch.linalg.cond(a),
+    "det": lambda a: a.det(),
+    "slogdet": lambda a: torch.linalg.slogdet(a)[1],
+    "qr": lambda a: torch.linalg.qr(a)[1].abs().sum(),
+}
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+@pytest.mark.parametrize("where", ["in a branch", "before one", "after one"])
+def test_results_that_nobody_uses(name, where):
+    operation = OF_SEVERAL[name]
+
+    def in_a_branch(a):
+        return operation(a) * 2 if a[0, 0] > 1.5 else operation(a) * 3
+
+    def before_one(a):
+        out = operation(a)
+        return out * 2 if a[0, 0] > 1.5 else out * 3
+
+    def after_one(a):
+        a = a * 2 if a[0, 0] > 1.5 else a * 3
+        return operation(a)
+
+    f = {"in a branch": in_a_branch, "before one": before_one, "after one": after_one}[where]
+    matrices = torch.stack(
+        [torch.eye(2, dtype=D), 2 * torch.eye(2, dtype=D), torch.tensor([[3.0, 1], [1, 1]], dtype=D)]
+    )
+    if name == "det":
+        matrices = torch.cat([matrices, torch.tensor([[[1.0, 0], [0, 0]], [[2, 2], [2, 2]]], dtype=D)])
+    want = torch.stack([grad(f)(a) for a in matrices])
+    assert want.isfinite().all()
+    torch.testing.assert_close(grad(lambda xs: vmap(f)(xs).sum())(matrices), want)
+    torch.testing.assert_close(vmap(grad(f))(matrices), want)
+    leaf = matrices.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(vmap(f)(leaf).sum(), leaf)[0], want)

@@ -106,14 +106,19 @@ class _OfPresent(Function):
     def forward(ctx: Any, operation: tuple, count: int, *tensors: Tensor) -> tuple:  # type: ignore[override]
         ctx.operation = operation
         ctx.save_for_backward(*tensors[count:])
+        ctx.set_materialize_grads(False)  # a cotangent of zeros is another one than none
         ctx.count = count
         # What was found in the pass of that number, and in all passes that were recorded.
         ctx.task, ctx.found, ctx.recorded = -1, (), ()
         return tuple(map(detached, tensors[:count]))
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, *given: Tensor | None) -> tuple:  # type: ignore[override]
         lanes, run, holes, mapped, by_rule, places = ctx.operation
+        used = [k for k, cotangent in enumerate(given) if cotangent is not None]
+        cotangents = tuple([cotangent for cotangent in given if cotangent is not None])
+        if not used:
+            return None, None, *[None] * (ctx.count + len(mapped))
         found = (*(ctx.found if ctx.task == current_graph_task_id() else ()), *ctx.recorded)
         rows = _rows(lanes, found)
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2 + ctx.count :]
@@ -124,10 +129,10 @@ class _OfPresent(Function):
         size = cotangents[0].shape[0]
 
         def formula(*found: Tensor) -> tuple:
-            given = iter(found)
-            operands = [next(given) if need else tensor for tensor, need in zip(tensors, needed)]
+            values = iter(found)
+            operands = [next(values) if need else tensor for tensor, need in zip(tensors, needed)]
             out = (_by_rule if by_rule else _by_values)(run, holes, operands, mapped, size)
-            return (out,) if places is None else tuple([out[k] for k in places])
+            return (out,) if places is None else tuple([out[places[k]] for k in used])
 
         inputs = tuple([tensor for tensor, need in zip(tensors, needed) if need])
         grads: list[Tensor | None] = [None] * len(tensors)
