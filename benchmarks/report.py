@@ -75,7 +75,7 @@ def _cells(result: Result, peers: list[str]) -> list[str]:
     target = result.workload.target
     times = [_time(result, p) for p in peers]
     ratio, goal = (
-        f"{result.speed:.3g}" if result.speed > 100 else f"{result.speed:.2f}",
+        f"{result.speed:.0f}" if result.speed > 100 else f"{result.speed:.2f}",
         f"{target.speed:.3g} x {target.peer}",
     )
     if target.batched is not None:

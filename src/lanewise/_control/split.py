@@ -1,5 +1,6 @@
 """A function whose lanes part: run with all that agree, then run again for those that were left behind."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -100,21 +101,23 @@ def run_apart(
 
 
 # A parting costs as much as the smallest functions take for thirty lanes in a loop. So many for each lane are worth
-# telling of; among fewer lanes than that, nobody looks for speed, nor where all partings together take some 20 ms.
-_OFTEN, _FEW_LANES, _FEW_PARTINGS = 1.5, 32, 200
+# telling of, where lanes do little in between: the thread works for less than so many seconds. Among fewer lanes than
+# that, nobody looks for speed.
+_OFTEN, _FEW_LANES, _LITTLE = 1.5, 32, 4e-4
 
 
 class _telling_of_many:
     """Warns inside, at the line of the function that they come to, once lanes part more often than is worth it."""
 
-    __slots__ = ("lanes", "most", "around")
+    __slots__ = ("lanes", "most", "begun", "around")
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
-        self.most = _FEW_PARTINGS + int(_OFTEN * lanes)
+        self.most = int(_OFTEN * lanes)
 
     def __enter__(self) -> None:
         self.around = machine.limit, machine.tell
+        self.begun = time.thread_time()
         if self.lanes >= _FEW_LANES:
             machine.limit, machine.tell = machine.partings + self.most, self.tell
 
@@ -122,12 +125,14 @@ class _telling_of_many:
         machine.limit, machine.tell = self.around
 
     def tell(self) -> None:
+        if time.thread_time() - self.begun > _LITTLE * self.most:
+            return
         warn_at_user_line(
             SlowPathWarning(
                 at_user_line(
-                    f"vmap: the {self.lanes} lanes have parted more than {self.most} times, which may "
-                    "take longer than a Python loop over them where they do little in between. It would take about as "
-                    "long for many more lanes",
+                    f"vmap: the {self.lanes} lanes have parted more than {self.most} times and do little "
+                    "in between, which may take longer than a Python loop over them. It would take about as long for "
+                    "many more lanes",
                     "torch.where(x > 0, a, b)  # in place of a branch that does little\n"
                     "vmap(f)(xs)  # with more lanes at once",
                 )
