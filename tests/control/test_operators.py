@@ -7,7 +7,7 @@ from torch._higher_order_ops.map import map as torch_map
 from torch.autograd.graph import saved_tensors_hooks
 
 import lanewise
-from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
+from lanewise import errors, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 D = torch.float64
 
@@ -381,3 +381,23 @@ def test_errors(name, inside):
 def test_lanes_whose_sides_do_not_match():
     with pytest.raises(RuntimeError, match=r"(?s)lane 0.*\[2\].*lane 1.*\[1\]"):
         vmap(lambda x: lanewise.cond(x[0] > 0, lambda x: x, lambda x: x[:1], (x,)))(torch.tensor([[1.0, 2], [-1, 2]]))
+
+
+@pytest.mark.parametrize("mode", ["compact", "mask"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_too_many_steps_name_the_lanes(mode, checkpoint):
+    def f(v):
+        return lanewise.while_loop(
+            lambda s: s < 10, lambda s: s + v.abs(), v * 0, max_steps=20, mode=mode, checkpoint=checkpoint
+        )
+
+    v = torch.tensor([1.0, 0.0, 3.0, 0.01])
+    with pytest.raises(errors.TransformError, match="max_steps=20 steps") as raised:
+        vmap(f)(v)
+    assert raised.value.lanes == [1, 3]
+    with pytest.raises(errors.TransformError) as raised:
+        vmap(vmap(f))(torch.stack([v, v + 1]))
+    assert raised.value.lanes == [(0, 1), (0, 3)]
+    with pytest.raises(errors.TransformError) as raised:
+        f(v[1])
+    assert not hasattr(raised.value, "lanes")

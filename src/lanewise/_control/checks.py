@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lanewise._control.naming import lane_names
+from lanewise._control.naming import lane_names, shown
 from lanewise._core.batch import BatchTensor
 from lanewise._core.joins import innermost, rows_of
 from lanewise._core.lane_level import LaneLevel
@@ -38,6 +38,16 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
         Traceback (most recent call last):
         lanewise.errors.CheckError: negative (lanes 1, 2)...
     """
+    failing = lanes_where(pred)
+    if failing:
+        raise CheckError(at_user_line(f"{msg} ({shown(failing)})"), failing)
+    if failing is None:
+        raise CheckError(at_user_line(msg), [])
+    return x
+
+
+def lanes_where(pred: Any) -> list | None:
+    """The lanes in which any element holds, as errors name them; None where it has no lanes and holds."""
     value: Any = pred
     while isinstance(value, Plane):
         if isinstance(value, BatchTensor):
@@ -46,19 +56,8 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
                 break
         value = value.value
     if not isinstance(value, BatchTensor):
-        if bool(value.any() if isinstance(value, Tensor) else value):
-            raise CheckError(at_user_line(msg), [])
-        return x
+        return None if bool(value.any() if isinstance(value, Tensor) else value) else []
     level: Any = innermost(value.level)
-    failing = _failing(level, value)
-    if failing:
-        shown = ", ".join(map(str, failing[:8])) + (", ..." if len(failing) > 8 else "")
-        raise CheckError(at_user_line(f"{msg} ({'lane' if len(failing) == 1 else 'lanes'} {shown})"), failing)
-    return x
-
-
-def _failing(level: Any, value: BatchTensor) -> list:
-    """The lanes in which any element holds, as errors name them."""
     rows = rows_of(level, value)
     with on_plane(None):
         holds = (rows.reshape(rows.shape[0], -1) != 0).any(1)

@@ -49,15 +49,17 @@ class naming_lanes:
         if isinstance(error, Exception) and not getattr(error, "lanes", None):
             lanes = self.level.lanes
             if lanes is not self.level.root and lanes.size:
-                _name_lanes(error, self.level, lanes)
+                name_lanes(error, lane_names(self.level, lanes))
 
 
-def _name_lanes(error: Exception, level: LaneLevel, lanes: Lanes) -> None:
+def name_lanes(error: Exception, places: list) -> None:
     """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
-    places = lane_names(level, lanes)
     error.lanes = places  # type: ignore[attr-defined]
-    shown = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
     if hasattr(error, "add_note"):
-        error.add_note(  # type: ignore[attr-defined]
-            f"lanewise: raised while {'lane' if len(places) == 1 else 'lanes'} {shown} ran"
-        )
+        error.add_note(f"lanewise: raised while {shown(places)} ran")  # type: ignore[attr-defined]
+
+
+def shown(places: list) -> str:
+    """Some lanes in a message."""
+    some = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+    return f"{'lane' if len(places) == 1 else 'lanes'} {some}"

@@ -11,6 +11,8 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
+from lanewise._control.checks import lanes_where
+from lanewise._control.naming import name_lanes
 from lanewise._control.results import as_tensor, put_together
 from lanewise._core.batch import BatchTensor
 from lanewise._core.joins import decide, innermost, rows_of
@@ -248,7 +250,10 @@ def _masked(
         if not _any_lane(going):
             break
         if step == max_steps:
-            raise _too_many(step)
+            error = _too_many(step)
+            if lanes := lanes_where(going):
+                name_lanes(error, lanes)
+            raise error
         after, after_spec = flatten(body_fun(unflatten(leaves, spec)))
         if after_spec != spec:
             raise TransformError(
