@@ -155,7 +155,8 @@ class LaneNumber:
         if self.kind is not float:
             return +self
         value = rounded(self.value)
-        if _rows(value).numel() and not LaneNumber(bool, value.abs() < 2.0**62):
+        # Asked so that without lanes, where the answer is no, nothing is too large; and neither is NaN small.
+        if LaneNumber(bool, (value.abs() < 2.0**62).logical_not()):
             return for_each_lane(int, LaneNumber(float, value))
         return LaneNumber(int, value.to(torch.int64))
 

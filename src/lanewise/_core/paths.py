@@ -24,7 +24,6 @@ from lanewise._torch_compat import (
     is_any_autocast_enabled,
     is_grad_enabled,
     is_inference_mode_enabled,
-    make_wrapper,
     tls_is_excluded,
     tls_is_included,
 )
@@ -289,16 +288,7 @@ def plainest_view(op: OpOverload, call: Callable) -> Callable:
                 return enter(cls, func, types, args, kwargs)
             if not mapped:
                 return wrap_unlifted(level, op, args, kwargs, out)
-            if not isinstance(out, Tensor):
-                return [level.wrap(part) for part in out]
-            wrapper = make_wrapper(
-                BatchTensor, out.shape[1:], out.stride()[1:], None, None, out.dtype, strided, out.device
-            )
-            wrapper.value = out
-            wrapper.level = level
-            wrapper.mapped = True
-            wrapper.home = x.home
-            return wrapper
+            return level.wrap(out) if isinstance(out, Tensor) else [level.wrap(part) for part in out]
 
         return plainest
 
