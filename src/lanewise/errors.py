@@ -1,12 +1,17 @@
 """What the library raises and warns about. Each class derives from the type that torch raises for the same mistake."""
 
+import functools
 import linecache
 import os
 import sys
 import traceback
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -190,29 +195,65 @@ def warn_at_user_line(warning: Warning) -> None:
         warnings.warn_explicit(warning, type(warning), file, frame.f_lineno, module, registry)
 
 
+def name_lanes(error: Exception, places: Sequence) -> None:
+    """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
+    error.lanes = list(places)  # type: ignore[attr-defined]
+    if hasattr(error, "add_note"):
+        error.add_note(f"lanewise: raised while {lanes_in_words(places)} ran")  # type: ignore[attr-defined]
+
+
+def lanes_in_words(places: Sequence) -> str:
+    """Some lanes in a message."""
+    some = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+    return f"{'lane' if len(places) == 1 else 'lanes'} {some}"
+
+
 def hide_own_frames(error: Exception) -> None:
     """Leave the library's own frames out of an error's traceback, where it is not the library's own mistake.
 
+    Raised again by `raise` alone, it shows the user's frames only; on Python 3.10, with the one that raises it.
+
     Setting LANEWISE_FULL_TRACEBACKS in the environment keeps them.
     """
-    frames = []
+    frames, own = _frames(error)
+    mistake = not own or (own[-1] and not isinstance(error, _OPERATIONS_RAISE))
+    if mistake or (all(own) and not isinstance(error, LanewiseError)) or os.environ.get("LANEWISE_FULL_TRACEBACKS"):
+        return
+    if error.__context__ is not None and all(_frames(error.__context__)[1]):
+        # What the library has tried first is no part of what went wrong.
+        error.__context__ = None
+    kept = [frame for frame, is_own in zip(frames, own, strict=True) if not is_own]
+    for frame, following in zip(kept, [*kept[1:], None]):
+        frame.tb_next = following
+    error.__traceback__ = kept[0] if kept else None
+    if own[0]:
+        frames[0].tb_next = error.__traceback__  # Python 3.10 raises again with the traceback that it had
+
+
+def shows_user_frames(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """What the function raises shows the user's frames only."""
+
+    @functools.wraps(function)
+    def shown(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
+
+    return shown
+
+
+def _frames(error: BaseException) -> tuple[list[types.TracebackType], list[bool]]:
+    """The entries of a traceback, and which of them are the library's own, or of torch where the library called it."""
+    frames, own = [], []
     trace = error.__traceback__
     while trace is not None:
+        code = trace.tb_frame.f_code
         frames.append(trace)
-        trace = trace.tb_next
-    own: list[bool] = []
-    for frame in frames:
-        # What the library calls in torch is no concern of the user's either.
-        code = frame.tb_frame.f_code
         own.append(_is_own(code) or (bool(own) and own[-1] and code.co_filename.startswith(_torch_folder())))
-    mistake = not own or (own[-1] and not isinstance(error, _OPERATIONS_RAISE))
-    if mistake or all(own) or os.environ.get("LANEWISE_FULL_TRACEBACKS"):
-        return
-    kept = None
-    for frame, is_own in zip(reversed(frames), reversed(own)):
-        if not is_own:
-            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    error.__traceback__ = kept
+        trace = trace.tb_next
+    return frames, own
 
 
 # What an operation raises that does not take its operands.

@@ -1,11 +1,13 @@
 """Errors of lanes: whose, and where; the library's own frames are left out between the user's."""
 
+import sys
 import traceback
 
 import pytest
 import torch
 
-from lanewise import vmap
+import lanewise
+from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp, vmap
 
 
 def too_large(y):
@@ -31,8 +33,86 @@ def test_frames_of_the_user():
         ("counted", "return too_large(x)"),
         ("too_large", 'raise ValueError("too large")'),
     ]
-    assert len(frames(caught.value)) <= 6
     assert caught.value.lanes == [2]
+
+
+def refuses(x):
+    return torch.ones(3) @ torch.stack([x, x])
+
+
+def branches(x):
+    y = x * 2
+    if y > 2:
+        return refuses(y)
+    return y
+
+
+def yields(x):
+    return sum(refuses(y) for y in [x, x * 2])
+
+
+ONE, SOME = torch.tensor(3.0), torch.tensor([0.1, 3.0])
+WAYS = {
+    "vmap": lambda f: vmap(f)(SOME),
+    "vmap in chunks": lambda f: vmap(f, chunk_size=1)(SOME),
+    "vmap(vmap)": lambda f: vmap(vmap(f))(SOME[None]),
+    "grad": lambda f: grad(f)(ONE),
+    "grad_and_value": lambda f: grad_and_value(f)(ONE),
+    "value_and_grad": lambda f: value_and_grad(f)(ONE),
+    "vmap(grad)": lambda f: vmap(grad(f))(SOME),
+    "vjp": lambda f: vjp(f, ONE),
+    "jvp": lambda f: jvp(f, (ONE,), (ONE,)),
+    "linearize": lambda f: linearize(f, ONE),
+    "jacrev": lambda f: jacrev(f)(ONE),
+    "jacfwd": lambda f: jacfwd(f)(ONE),
+    "vmap(jacfwd)": lambda f: vmap(jacfwd(f))(SOME),
+    "hessian": lambda f: hessian(f)(ONE),
+    "functionalize": lambda f: lanewise.functionalize(f)(ONE),
+    "cond": lambda f: lanewise.cond(ONE > 1, f, lambda x: x, (ONE,)),
+    "switch": lambda f: lanewise.switch(torch.tensor(0), [f], ONE),
+    "while_loop": lambda f: lanewise.while_loop(lambda x: x < 9, f, ONE),
+    "fori_loop": lambda f: lanewise.fori_loop(0, 2, lambda i, x: f(x), ONE),
+    "scan": lambda f: lanewise.scan(lambda c, x: (f(x), x), ONE, SOME + 2),
+    "map": lambda f: lanewise.map(f, SOME),
+    "associative_scan": lambda f: lanewise.associative_scan(lambda x, y: f(x[0] + 3), SOME),
+}
+
+
+@pytest.mark.parametrize("f", [refuses, branches, yields])
+@pytest.mark.parametrize("way", WAYS)
+def test_only_frames_of_the_user(way, f):
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            WAYS[way](f)
+        own = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+        # Before Python 3.11, `raise` puts the function that has it into the traceback.
+        allowed = 0 if sys.version_info >= (3, 11) else way.count("(") + 1
+        assert len([name for name in own if name != __file__]) <= allowed
+        assert frames(caught.value)[-1] == ("refuses", "return torch.ones(3) @ torch.stack([x, x])")
+        assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("wrong", [lambda: vmap(refuses, in_dims=4)(SOME), lambda: grad(torch.sin)(SOME)])
+def test_wrong_calls_show_the_call_alone(wrong):
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        wrong()
+    assert len(frames(caught.value)) <= (2 if sys.version_info >= (3, 11) else 3)
+
+
+@pytest.mark.parametrize(("size", "lanes"), [(1, [1]), (2, [1]), (3, [1])])
+def test_lanes_of_chunks(size, lanes):
+    with pytest.raises(ValueError, match="too large") as caught:
+        vmap(lambda x: too_large(x) * 1, chunk_size=size)(torch.tensor([1.0, 3.0, 1.0, 1.0]))
+    assert caught.value.lanes == lanes
+
+
+def test_lanes_of_a_chunk_that_all_raise():
+    def refuse(x):
+        raise ValueError("never")
+
+    with pytest.raises(ValueError, match="never") as caught:
+        vmap(refuse, chunk_size=2)(torch.arange(4))
+    assert caught.value.lanes == [0, 1]
 
 
 def test_all_frames(monkeypatch):

@@ -4,14 +4,14 @@ from typing import Any
 
 from torch import Tensor
 
-from lanewise._control.naming import lane_names, shown
+from lanewise._control.naming import lane_names
 from lanewise._core.batch import BatchTensor
 from lanewise._core.joins import innermost, rows_of
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import child
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, sync
-from lanewise.errors import CheckError, at_user_line
+from lanewise.errors import CheckError, at_user_line, lanes_in_words
 
 
 def error_if(x: Any, pred: Any, msg: str) -> Any:
@@ -40,7 +40,7 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
     """
     failing = lanes_where(pred)
     if failing:
-        raise CheckError(at_user_line(f"{msg} ({shown(failing)})"), failing)
+        raise CheckError(at_user_line(f"{msg} ({lanes_in_words(failing)})"), failing)
     if failing is None:
         raise CheckError(at_user_line(msg), [])
     return x

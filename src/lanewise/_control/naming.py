@@ -5,6 +5,7 @@ from typing import Any
 from lanewise._core.hooks import HookLevel
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes
+from lanewise.errors import name_lanes
 
 
 def lane_names(level: LaneLevel, lanes: Lanes) -> list:
@@ -50,16 +51,3 @@ class naming_lanes:
             lanes = self.level.lanes
             if lanes is not self.level.root and lanes.size:
                 name_lanes(error, lane_names(self.level, lanes))
-
-
-def name_lanes(error: Exception, places: list) -> None:
-    """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
-    error.lanes = places  # type: ignore[attr-defined]
-    if hasattr(error, "add_note"):
-        error.add_note(f"lanewise: raised while {shown(places)} ran")  # type: ignore[attr-defined]
-
-
-def shown(places: list) -> str:
-    """Some lanes in a message."""
-    some = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
-    return f"{'lane' if len(places) == 1 else 'lanes'} {some}"

@@ -21,7 +21,7 @@ from lanewise._core.lanes import Lanes, child, merge_target
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
-from lanewise.errors import ArgumentError, TransformError, at_user_line
+from lanewise.errors import ArgumentError, TransformError, at_user_line, shows_user_frames
 
 
 def lane_level(value: Any) -> LaneLevel | None:
@@ -50,6 +50,7 @@ def _join(level: LaneLevel, base: Lanes, parts: list[tuple[Lanes, Any]]) -> Any:
     return put_together(level, target, pieces, [value for _, value in parts])
 
 
+@shows_user_frames
 def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[Any] = ()) -> Any:
     """Call one of two functions, each lane the one that its predicate says.
 
@@ -94,6 +95,7 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
     return _join(level, base, parts)
 
 
+@shows_user_frames
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """Call one of several functions, each lane the one at its index.
 
@@ -144,6 +146,7 @@ def _part(level: LaneLevel, value: Any) -> Any:
     return level.here(value)
 
 
+@shows_user_frames
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -301,6 +304,7 @@ def _checkpointed(cond_fun: Callable, body_fun: Callable, state: Any, max_steps:
         step, length = count, length + 1
 
 
+@shows_user_frames
 def fori_loop(
     lower: Any,
     upper: Any,

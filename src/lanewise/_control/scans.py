@@ -9,9 +9,10 @@ from torch import Tensor
 from lanewise._control.results import as_tensor
 from lanewise._core.trees import flatten, unflatten
 from lanewise._transforms.vmap import vmap
-from lanewise.errors import ArgumentError, at_user_line
+from lanewise.errors import ArgumentError, at_user_line, shows_user_frames
 
 
+@shows_user_frames
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -81,6 +82,7 @@ def _steps(name: str, leaves: list, length: int | None) -> int:
     return length if not sizes else sizes[0]  # type: ignore[return-value]
 
 
+@shows_user_frames
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Call `f` for each item of the first dim, one after the other, and stack the results.
 
@@ -106,6 +108,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 
+@shows_user_frames
 def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """All partial results of an associative operation along a dim, in a number of steps that grows as the logarithm.
 

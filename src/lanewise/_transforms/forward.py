@@ -16,7 +16,7 @@ from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._torch_compat import is_alias_of, peer_engine_active
 from lanewise._transforms.arguments import Site, check_outputs, function_name, not_callable, refuse_peer, split_aux
 from lanewise._transforms.compiling import is_compiling, traced
-from lanewise.errors import ArgumentError, TransformError, at_user_line
+from lanewise.errors import ArgumentError, TransformError, at_user_line, hide_own_frames
 
 
 def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False, has_aux: bool = False) -> Any:
@@ -48,7 +48,11 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
         return traced("jvp", func, primals, tangents, strict=strict, has_aux=has_aux)
     if peer_engine_active():
         raise refuse_peer("jvp")
-    return push_forward(None, func, primals, tangents, strict, has_aux)
+    try:
+        return push_forward(None, func, primals, tangents, strict, has_aux)
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
 def push_forward(
@@ -108,45 +112,49 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
     # The alternative, the transpose of the transpose by two reverse passes, needs the second derivative formulas that
     # fused attention, cdist and others lack, knows no user's `jvp`, and takes longer per call for small tensors
     # (10 operations on 5 numbers: 98 to 111 us against 61 to 84) and as long for large ones.
-    leaves, spec = flatten(primals)
-    for position, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            raise TransformError(
-                at_user_line(
-                    f"{_text('linearize', func)}: Expected primals to only contain Tensors, got {type(leaf)} "
-                    f"for {leaf_names(primals, 'primals')[position]}",
-                    f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
+    try:
+        leaves, spec = flatten(primals)
+        for position, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                raise TransformError(
+                    at_user_line(
+                        f"{_text('linearize', func)}: Expected primals to only contain Tensors, got {type(leaf)} "
+                        f"for {leaf_names(primals, 'primals')[position]}",
+                        f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
+                    )
                 )
-            )
-        check_pair("linearize", func, leaf, leaf, position)
-    with LinearLevel() as linear:
-        tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
-        with DualLevel(preserve=linear.preserve) as level:
-            leaves = linear.below(with_own_nodes, leaves)
-            duals = [level.wrap(x, t) for x, t in zip(leaves, tangents)]
-            out = func(*unflatten(duals, spec))
-            outputs, out_spec = flatten(out)
-            check_outputs(_text("linearize", func), out, outputs)
-            pairs = [leave_leaf(level, leaf) for leaf in outputs]
-        values = [linear.plain(value) for value, _ in pairs]
-        program = linear.program(tangents, [t for _, t in pairs])
+            check_pair("linearize", func, leaf, leaf, position)
+        with LinearLevel() as linear:
+            tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
+            with DualLevel(preserve=linear.preserve) as level:
+                leaves = linear.below(with_own_nodes, leaves)
+                duals = [level.wrap(x, t) for x, t in zip(leaves, tangents)]
+                out = func(*unflatten(duals, spec))
+                outputs, out_spec = flatten(out)
+                check_outputs(_text("linearize", func), out, outputs)
+                pairs = [leave_leaf(level, leaf) for leaf in outputs]
+            values = [linear.plain(value) for value, _ in pairs]
+            program = linear.program(tangents, [t for _, t in pairs])
 
-    def push(*given: Any) -> Any:
-        given_leaves, given_spec = flatten(given)
-        if given_spec != spec:
-            raise TransformError(
-                at_user_line(
-                    f"Expected the tangents {given_spec} to have the same argspec as the primals {spec}",
-                    f"jvp_fn({_with_names(spec)})  # a tangent for each primal",
+        def push(*given: Any) -> Any:
+            given_leaves, given_spec = flatten(given)
+            if given_spec != spec:
+                raise TransformError(
+                    at_user_line(
+                        f"Expected the tangents {given_spec} to have the same argspec as the primals {spec}",
+                        f"jvp_fn({_with_names(spec)})  # a tangent for each primal",
+                    )
                 )
-            )
-        for position, (t, x) in enumerate(zip(given_leaves, leaves)):
-            check_tangent(position, t, x)
-        results = program(given_leaves)
-        pushed = [torch.zeros_like(v) if t is None else t for v, t in zip(values, results)]
-        return unflatten(pushed, out_spec)
+            for position, (t, x) in enumerate(zip(given_leaves, leaves)):
+                check_tangent(position, t, x)
+            results = program(given_leaves)
+            pushed = [torch.zeros_like(v) if t is None else t for v, t in zip(values, results)]
+            return unflatten(pushed, out_spec)
 
-    return unflatten(values, out_spec), push
+        return unflatten(values, out_spec), push
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
 def _blank(x: Tensor) -> Tensor:

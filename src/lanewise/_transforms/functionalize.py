@@ -23,7 +23,7 @@ from lanewise._core.plane import (
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forbid_data_pointer
 from lanewise._transforms.arguments import not_callable
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import TransformError, at_user_line, hide_own_frames
 
 aten = torch.ops.aten
 
@@ -70,23 +70,27 @@ def functionalize(func: Callable, *, remove: str = "mutations") -> Callable:
 
     @functools.wraps(func)
     def functional(*args: Any, **kwargs: Any) -> Any:
-        leaves, spec = flatten((args, kwargs))
-        with FunctionalLevel(copy_views=remove == "mutations_and_views") as level:
-            entered: dict[int, FunctionalTensor] = {}
-            for leaf in leaves:
-                if isinstance(leaf, Tensor) and id(leaf) not in entered:
-                    entered[id(leaf)] = level.adopt(leaf)
-            args, kwargs = unflatten([entered.get(id(leaf), leaf) for leaf in leaves], spec)
-            outputs, out_spec = flatten(func(*args, **kwargs))
-            outputs = [level.read(leaf) if level.owns(leaf) else leaf for leaf in outputs]
-            written = [
-                (leaf, level.read(entered[id(leaf)]))
-                for leaf in leaves
-                if isinstance(leaf, Tensor) and entered[id(leaf)].store.version
-            ]
-        for leaf, value in written:
-            leaf.copy_(value)
-        return unflatten(outputs, out_spec)
+        try:
+            leaves, spec = flatten((args, kwargs))
+            with FunctionalLevel(copy_views=remove == "mutations_and_views") as level:
+                entered: dict[int, FunctionalTensor] = {}
+                for leaf in leaves:
+                    if isinstance(leaf, Tensor) and id(leaf) not in entered:
+                        entered[id(leaf)] = level.adopt(leaf)
+                args, kwargs = unflatten([entered.get(id(leaf), leaf) for leaf in leaves], spec)
+                outputs, out_spec = flatten(func(*args, **kwargs))
+                outputs = [level.read(leaf) if level.owns(leaf) else leaf for leaf in outputs]
+                written = [
+                    (leaf, level.read(entered[id(leaf)]))
+                    for leaf in leaves
+                    if isinstance(leaf, Tensor) and entered[id(leaf)].store.version
+                ]
+            for leaf, value in written:
+                leaf.copy_(value)
+            return unflatten(outputs, out_spec)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return functional
 

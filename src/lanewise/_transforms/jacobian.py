@@ -40,7 +40,7 @@ from lanewise._transforms.compiling import is_compiling, traced, without_keyword
 from lanewise._transforms.dims import check_randomness
 from lanewise._transforms.forward import push_forward
 from lanewise._transforms.reverse import Recording, needs_graph, pull_back, tracked, untrack
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import TransformError, at_user_line, hide_own_frames
 
 
 class Basis:
@@ -139,72 +139,80 @@ def jacrev(
         if is_compiling():
             plain = without_keywords(func, kwargs)
             return traced("jacrev", plain, argnums, has_aux=has_aux, chunk_size=chunk_size)(*args)
-        if peer_engine_active():
-            raise refuse_peer("jacrev")
-        site = ("jacrev", func, args, kwargs, argnums)
-        positions = all_positions(site, argnums, args)
-        with Recording() as recording:
-            outer = recording.outer
-            leaves, in_spec = read_inputs(site, args, positions)
-            inputs = [tracked(leaf, outer) for leaf in leaves]
-            args, kwargs = recording.ordinary(args, kwargs)
-            value = func(*replace(args, positions, unflatten(list(inputs), in_spec)), **kwargs)
-            value, aux = split_aux(site, value, has_aux)
-            outputs, out_spec = flatten(value)
-            check_outputs(site, value, outputs)
-            check_output_dtypes(outputs, value, site)
-            basis = Basis(outputs, [out.is_complex() for out in outputs])
-            create_graph = outer and needs_graph(outputs, inputs)
+        try:
+            if peer_engine_active():
+                raise refuse_peer("jacrev")
+            site = ("jacrev", func, args, kwargs, argnums)
+            positions = all_positions(site, argnums, args)
+            with Recording() as recording:
+                outer = recording.outer
+                leaves, in_spec = read_inputs(site, args, positions)
+                inputs = [tracked(leaf, outer) for leaf in leaves]
+                args, kwargs = recording.ordinary(args, kwargs)
+                value = func(*replace(args, positions, unflatten(list(inputs), in_spec)), **kwargs)
+                value, aux = split_aux(site, value, has_aux)
+                outputs, out_spec = flatten(value)
+                check_outputs(site, value, outputs)
+                check_output_dtypes(outputs, value, site)
+                basis = Basis(outputs, [out.is_complex() for out in outputs])
+                create_graph = outer and needs_graph(outputs, inputs)
 
-            def run(start: int, length: int) -> tuple[list, list, Spec]:
-                last = start + length >= basis.total
-                cotangents = basis.rows(start, length)
-                if length == 1 and (chunk_size == 1 or basis.total == 1):
-                    one = [row[0] for row in cotangents]
-                    grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
-                    return [g[None] for g in grads], [], LEAF
-                level = BatchLevel(length)
-                level.restartable = True
-                try:
-                    with level:
-                        # The plane below records what the backward pass does if somebody outside differentiates it.
-                        level.grad_mode = create_graph
-                        lanes: list[Tensor] = [level.wrap(row) for row in cotangents]
-                        # Kept: where a hook branches on the gradients, each row goes back on its own.
-                        grads = pull_back(outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=True)
-                        if machine.raised:
-                            raise_caught(level, Disagreement)
-                    return [lanes_of(level, g) for g in grads], [], LEAF
-                except BaseException as error:
-                    if arrived(level, error, Disagreement) is None:
-                        raise
-                each = []
-                for i in range(length):
-                    one = [row[i] for row in cotangents]
-                    each.append(pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=True))
-                return [torch.stack(column) for column in zip(*each)], [], LEAF
+                def run(start: int, length: int) -> tuple[list, list, Spec]:
+                    last = start + length >= basis.total
+                    cotangents = basis.rows(start, length)
+                    if length == 1 and (chunk_size == 1 or basis.total == 1):
+                        one = [row[0] for row in cotangents]
+                        grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
+                        return [g[None] for g in grads], [], LEAF
+                    level = BatchLevel(length)
+                    level.restartable = True
+                    try:
+                        with level:
+                            # The plane below records what the backward pass does if somebody outside differentiates it.
+                            level.grad_mode = create_graph
+                            lanes: list[Tensor] = [level.wrap(row) for row in cotangents]
+                            # Kept: where a hook branches on the gradients, each row goes back on its own.
+                            grads = pull_back(
+                                outputs, inputs, lanes, outer, create_graph=create_graph, retain_graph=True
+                            )
+                            if machine.raised:
+                                raise_caught(level, Disagreement)
+                        return [lanes_of(level, g) for g in grads], [], LEAF
+                    except BaseException as error:
+                        if arrived(level, error, Disagreement) is None:
+                            raise
+                    each = []
+                    for i in range(length):
+                        one = [row[i] for row in cotangents]
+                        each.append(
+                            pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=True)
+                        )
+                    return [torch.stack(column) for column in zip(*each)], [], LEAF
 
-            if chunk_size is None and not progress:
-                columns = run(0, basis.total)[0]
-            else:
-                results = map_chunks(
-                    run,
-                    basis.total,
-                    chunk_size,
-                    memory_budget=memory_budget,
-                    progress=progress,
-                    label="jacrev",
-                    reseat=False,
-                    leaves=[*inputs, *outputs],
-                    estimates=estimates,
-                )
-                columns = join([leaves for leaves, _, _ in results], inputs, basis.total, _preallocate_and_copy)
-            if has_aux:
-                aux = untrack(aux, inputs, outer)
-        blocks = [of_reverse(site, column, x, basis) for column, x in zip(columns, inputs)]
-        rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(outputs))]
-        result = unflatten(rows, out_spec)
-        return (result, aux) if has_aux else result
+                if chunk_size is None and not progress:
+                    columns = run(0, basis.total)[0]
+                else:
+                    results = map_chunks(
+                        run,
+                        basis.total,
+                        chunk_size,
+                        memory_budget=memory_budget,
+                        progress=progress,
+                        label="jacrev",
+                        reseat=False,
+                        leaves=[*inputs, *outputs],
+                        estimates=estimates,
+                    )
+                    columns = join([leaves for leaves, _, _ in results], inputs, basis.total, _preallocate_and_copy)
+                if has_aux:
+                    aux = untrack(aux, inputs, outer)
+            blocks = [of_reverse(site, column, x, basis) for column, x in zip(columns, inputs)]
+            rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(outputs))]
+            result = unflatten(rows, out_spec)
+            return (result, aux) if has_aux else result
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return jacobian
 
@@ -282,54 +290,58 @@ def jacfwd(
         if is_compiling():
             plain = without_keywords(func, kwargs)
             return traced("jacfwd", plain, argnums, has_aux, randomness=randomness, chunk_size=chunk_size)(*args)
-        if peer_engine_active():
-            raise refuse_peer("jacfwd")
-        site = ("jacfwd", func, args, kwargs, argnums)
-        positions = all_positions(site, argnums, args)
-        leaves, in_spec = read_inputs(site, args, positions)
-        basis = Basis(leaves, [leaf.is_complex() for leaf in leaves])
+        try:
+            if peer_engine_active():
+                raise refuse_peer("jacfwd")
+            site = ("jacfwd", func, args, kwargs, argnums)
+            positions = all_positions(site, argnums, args)
+            leaves, in_spec = read_inputs(site, args, positions)
+            basis = Basis(leaves, [leaf.is_complex() for leaf in leaves])
 
-        def of_leaves(*duals: Tensor) -> Any:
-            return func(*replace(args, positions, unflatten(list(duals), in_spec)), **kwargs)
+            def of_leaves(*duals: Tensor) -> Any:
+                return func(*replace(args, positions, unflatten(list(duals), in_spec)), **kwargs)
 
-        def run(start: int, length: int) -> tuple[list, Any, Spec]:
-            directions = basis.rows(start, length)
-            if chunk_size == 1 and basis.total:
-                out = push_forward(
-                    site, of_leaves, tuple(leaves), tuple([row[0] for row in directions]), False, has_aux
+            def run(start: int, length: int) -> tuple[list, Any, Spec]:
+                directions = basis.rows(start, length)
+                if chunk_size == 1 and basis.total:
+                    out = push_forward(
+                        site, of_leaves, tuple(leaves), tuple([row[0] for row in directions]), False, has_aux
+                    )
+                    pushed, spec = flatten(out[1])
+                    return [t[None] for t in pushed], (out[2] if has_aux else None), spec
+                level = BatchLevel(length, randomness, basis.total, start)
+                level.directions = randomness != "different"
+                with level:
+                    tangents = tuple([level.wrap(row) for row in directions])
+                    out = push_forward(site, of_leaves, tuple(leaves), tangents, False, has_aux)
+                    pushed, spec = flatten(out[1])
+                    aux = first_lane(level, out[2]) if has_aux else None
+                    return [lanes_of(level, t) for t in pushed], aux, spec
+
+            if chunk_size is None and not progress:
+                rows, aux, out_spec = run(0, basis.total)
+            else:
+                results = map_chunks(
+                    run,
+                    basis.total,
+                    chunk_size,
+                    memory_budget=memory_budget,
+                    progress=progress,
+                    label="jacfwd",
+                    # A row at a time, the function may draw random numbers: the same for each row.
+                    reseat=randomness != "error" or chunk_size == 1,
+                    leaves=leaves,
+                    estimates=estimates,
                 )
-                pushed, spec = flatten(out[1])
-                return [t[None] for t in pushed], (out[2] if has_aux else None), spec
-            level = BatchLevel(length, randomness, basis.total, start)
-            level.directions = randomness != "different"
-            with level:
-                tangents = tuple([level.wrap(row) for row in directions])
-                out = push_forward(site, of_leaves, tuple(leaves), tangents, False, has_aux)
-                pushed, spec = flatten(out[1])
-                aux = first_lane(level, out[2]) if has_aux else None
-                return [lanes_of(level, t) for t in pushed], aux, spec
-
-        if chunk_size is None and not progress:
-            rows, aux, out_spec = run(0, basis.total)
-        else:
-            results = map_chunks(
-                run,
-                basis.total,
-                chunk_size,
-                memory_budget=memory_budget,
-                progress=progress,
-                label="jacfwd",
-                # A row at a time, the function may draw random numbers: the same for each row.
-                reseat=randomness != "error" or chunk_size == 1,
-                leaves=leaves,
-                estimates=estimates,
-            )
-            _, aux, out_spec = results[0]
-            outputs = [t[0] for t in results[0][0]] if basis.total else []
-            rows = join([pushed for pushed, _, _ in results], outputs, basis.total, False)
-        blocks = [unflatten(of_forward(site, row, basis), in_spec) for row in rows]
-        result = unflatten(blocks, out_spec)
-        return (result, aux) if has_aux else result
+                _, aux, out_spec = results[0]
+                outputs = [t[0] for t in results[0][0]] if basis.total else []
+                rows = join([pushed for pushed, _, _ in results], outputs, basis.total, False)
+            blocks = [unflatten(of_forward(site, row, basis), in_spec) for row in rows]
+            result = unflatten(blocks, out_spec)
+            return (result, aux) if has_aux else result
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return jacobian
 

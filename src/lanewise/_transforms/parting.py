@@ -15,7 +15,6 @@ from lanewise._core.outside import Before
 from lanewise._core.picked import by_number, lost
 from lanewise._core.random import reseat_generators
 from lanewise._core.tensor_hooks import HookedLevel, sets_late_hooks
-from lanewise.errors import hide_own_frames
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
 parted: set[Any] = set()
@@ -80,23 +79,21 @@ def check_lost(level: BatchLevel, code: Any) -> None:
         raise Disagreement(level) if type(level) is BatchLevel else Restart(level)
 
 
-def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before | None) -> None:
+def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Before | None) -> bool:
     """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part.
 
     Where there are no lanes, what it did before an error, so that it can be run with other answers to what it asked.
 
     `held`: what objects outside held before that, if it may have changed them.
 
-    Raises `error` again where neither is so, and leaves running statistics as they were before the call.
+    False where neither is so, and `error` stays: running statistics are left as they were before the call.
     """
     if level.answers is not None and isinstance(error, Exception):
         level.answers.change(error)
     elif arrived(level, error, Disagreement) is None:
         if isinstance(level.journal, Journal):
             level.journal.undo_updates()
-        if isinstance(error, Exception):
-            hide_own_frames(error)
-        raise error
+        return False
     else:
         if level.answers is None:
             parted.add(code)
@@ -106,3 +103,4 @@ def start_again(level: BatchLevel, code: Any, error: BaseException, held: Before
     if held is not None:
         held.put_back()
     reseat_generators(level)
+    return True

@@ -41,6 +41,7 @@ from lanewise._transforms.arguments import (
 )
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.orders import one_order_less, one_order_more
+from lanewise.errors import hide_own_frames
 
 
 class Recording:
@@ -225,7 +226,11 @@ def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fal
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return traced("grad", func, argnums, has_aux)(*args, **kwargs)
-        return differentiate("grad", func, argnums, has_aux, args, kwargs, want_value=False)
+        try:
+            return differentiate("grad", func, argnums, has_aux, args, kwargs, want_value=False)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return gradient
 
@@ -259,7 +264,11 @@ def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
     def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return traced("grad_and_value", func, argnums, has_aux)(*args, **kwargs)
-        return differentiate("grad_and_value", func, argnums, has_aux, args, kwargs, want_value=True)
+        try:
+            return differentiate("grad_and_value", func, argnums, has_aux, args, kwargs, want_value=True)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return gradient_and_value
 
@@ -294,8 +303,12 @@ def value_and_grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         if is_compiling():
             grads, result = traced("grad_and_value", func, argnums, has_aux)(*args, **kwargs)
             return result, grads
-        grads, result = differentiate("value_and_grad", func, argnums, has_aux, args, kwargs, want_value=True)
-        return result, grads
+        try:
+            grads, result = differentiate("value_and_grad", func, argnums, has_aux, args, kwargs, want_value=True)
+            return result, grads
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return value_and_gradient
 
@@ -434,45 +447,51 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
         raise not_callable("vjp", func)
     if is_compiling():
         return traced("vjp", func, *primals, has_aux=has_aux)
-    with Recording() as recording:
-        outer = recording.outer
-        site = ("vjp", func, primals, {}, None)
-        # A tuple of tensors, the commonest case, is not taken apart.
-        leaves, spec = (list(primals), None) if tensors_only(primals) else flatten(primals)
-        inputs = track(leaves, outer, site)
-        out = func(*inputs) if spec is None else func(*unflatten(list(inputs), spec))
-        value, aux = split_aux(site, out, has_aux)
-    outputs, out_spec = flatten(value)
-    check_outputs(site, value, outputs)
-    check_output_dtypes(outputs, value, site)
+    try:
+        with Recording() as recording:
+            outer = recording.outer
+            site = ("vjp", func, primals, {}, None)
+            # A tuple of tensors, the commonest case, is not taken apart.
+            leaves, spec = (list(primals), None) if tensors_only(primals) else flatten(primals)
+            inputs = track(leaves, outer, site)
+            out = func(*inputs) if spec is None else func(*unflatten(list(inputs), spec))
+            value, aux = split_aux(site, out, has_aux)
+        outputs, out_spec = flatten(value)
+        check_outputs(site, value, outputs)
+        check_output_dtypes(outputs, value, site)
 
-    def back(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
-        if isinstance(retain_graph, Tensor):
-            raise several_cotangents(out_spec)
-        if isinstance(cotangents, Tensor) and out_spec is LEAF:
-            ct_leaves = [cotangents]
+        def back(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> tuple:
+            if isinstance(retain_graph, Tensor):
+                raise several_cotangents(out_spec)
+            if isinstance(cotangents, Tensor) and out_spec is LEAF:
+                ct_leaves = [cotangents]
+            else:
+                ct_leaves, ct_spec = flatten(cotangents)
+                if ct_spec != out_spec:
+                    raise cotangents_mismatch(ct_spec, out_spec)
+            for position, (ct, out) in enumerate(zip(ct_leaves, outputs)):
+                if not isinstance(ct, Tensor) or ct.shape != out.shape:
+                    raise cotangent_mismatch(ct, out, value, position)
+            with Recording() as inner:
+                record = create_graph
+                if record is None:
+                    record = any(kept) if outer else needs_graph(outputs, inputs)
+                    record = inner.outer and (record or any(map(recorded, ct_leaves)))
+                grads = pull_back(
+                    outputs, inputs, ct_leaves, inner.outer, create_graph=record, retain_graph=retain_graph
+                )
+                if create_graph is None:
+                    grads = [free_below(g, inputs) for g in grads]
+            return tuple(grads) if spec is None else unflatten(grads, spec)
+
+        # Which outputs somebody outside may differentiate: asked once, for what is shown and for each pull.
+        kept = [recorded(out) and needs_graph([out], inputs) for out in outputs] if outer else []
+        if outer:
+            free = [out if keep or not recorded(out) else without_history(out) for out, keep in zip(outputs, kept)]
+            shown = unflatten(free, out_spec)
         else:
-            ct_leaves, ct_spec = flatten(cotangents)
-            if ct_spec != out_spec:
-                raise cotangents_mismatch(ct_spec, out_spec)
-        for position, (ct, out) in enumerate(zip(ct_leaves, outputs)):
-            if not isinstance(ct, Tensor) or ct.shape != out.shape:
-                raise cotangent_mismatch(ct, out, value, position)
-        with Recording() as inner:
-            record = create_graph
-            if record is None:
-                record = any(kept) if outer else needs_graph(outputs, inputs)
-                record = inner.outer and (record or any(map(recorded, ct_leaves)))
-            grads = pull_back(outputs, inputs, ct_leaves, inner.outer, create_graph=record, retain_graph=retain_graph)
-            if create_graph is None:
-                grads = [free_below(g, inputs) for g in grads]
-        return tuple(grads) if spec is None else unflatten(grads, spec)
-
-    # Which outputs somebody outside may differentiate: asked once, for what is shown and for each pull.
-    kept = [recorded(out) and needs_graph([out], inputs) for out in outputs] if outer else []
-    if outer:
-        free = [out if keep or not recorded(out) else without_history(out) for out, keep in zip(outputs, kept)]
-        shown = unflatten(free, out_spec)
-    else:
-        shown = untrack(value, inputs, outer)
-    return (shown, back, untrack(aux, inputs, outer)) if has_aux else (shown, back)
+            shown = untrack(value, inputs, outer)
+        return (shown, back, untrack(aux, inputs, outer)) if has_aux else (shown, back)
+    except Exception as error:
+        hide_own_frames(error)
+        raise

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,10 +29,10 @@ from lanewise._transforms.dims import (
     returned_lanes,
     unstackable,
 )
-from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, start_again
+from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, starts_again
 from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
 from lanewise._transforms.reverse import tensors_only
-from lanewise.errors import hide_own_frames
+from lanewise.errors import LanewiseError, hide_own_frames, name_lanes
 
 
 def vmap(
@@ -119,68 +118,77 @@ def vmap(
             return traced("vmap", func, in_dims, out_dims, randomness, chunk_size=chunk_size, axis_size=axis_size)(
                 *args, **kwargs
             )
-        if peer_engine_active():
-            raise refuse_peer("vmap")
-        size = _common_size(args) if front else _size_along(in_dims, args) if plain else -1
-        if size > 0 and not ((parted or machine.boundaries) and parts(code)):
-            level = BatchLevel(size, randomness)
-            generators = None if randomness == "error" else Generators()
-            if reach is NOT_LOOKED_AT:
-                reach = reach_of(func)
-            # Tensors hold nothing that a function changes which changes no objects.
-            safe = reach is None and not kwargs and (front or tensors_only(args))
-            held = None if safe else held_before(reach, (*args, *kwargs.values()))
-            try:
-                with level:
-                    lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
-                    level.restartable = True
-                    level.journal = list(args)
-                    out = func(*lanes, **kwargs)
-                    if machine.raised:
-                        raise_caught(level, Disagreement)
-                    check_lost(level, code)
-                    if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
-                        value = out.value
-                        if not value.is_inference() and not _is_one_of(value, args):
-                            return value
-                    leaves, dims, spec = leave(level, out, out_dims, func, args)
+        try:
+            if peer_engine_active():
+                raise refuse_peer("vmap")
+            size = _common_size(args) if front else _size_along(in_dims, args) if plain else -1
+            if size > 0 and not ((parted or machine.boundaries) and parts(code)):
+                level = BatchLevel(size, randomness)
+                generators = None if randomness == "error" else Generators()
+                if reach is NOT_LOOKED_AT:
+                    reach = reach_of(func)
+                # Tensors hold nothing that a function changes which changes no objects.
+                safe = reach is None and not kwargs and (front or tensors_only(args))
+                held = None if safe else held_before(reach, (*args, *kwargs.values()))
+                try:
+                    with level:
+                        lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
+                        level.restartable = True
+                        level.journal = list(args)
+                        out = func(*lanes, **kwargs)
+                        if machine.raised:
+                            raise_caught(level, Disagreement)
+                        check_lost(level, code)
+                        if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
+                            value = out.value
+                            if not value.is_inference() and not _is_one_of(value, args):
+                                return value
+                        leaves, dims, spec = leave(level, out, out_dims, func, args)
+                    return unflatten(leaves, spec)
+                except BaseException as error:
+                    if not starts_again(level, code, error, held):
+                        raise
+                    if generators is not None:
+                        generators.reseat()
+            if lanes_first and size > 0 and not kwargs and code in parted:
+                out = runner.masked(func, args, in_dims if plain else (0,) * len(args))
+                if out is not None:
+                    return out
+            call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
+            if front and size >= 0 and not kwargs:
+                leaves, dims, spec = list(args), [0] * len(args), _spec_of_tensors(len(args))
+            else:
+                check_out_dims(call, out_dims)
+                leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
+            if direct:
+                leaves, _, spec = run_lanes(call, leaves, dims, spec, out_dims, randomness, (0, size, size))
                 return unflatten(leaves, spec)
-            except BaseException as error:
-                start_again(level, code, error, held)
-                if generators is not None:
-                    generators.reseat()
-        if lanes_first and size > 0 and not kwargs and code in parted:
-            out = runner.masked(func, args, in_dims if plain else (0,) * len(args))
-            if out is not None:
-                return out
-        call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
-        if front and size >= 0 and not kwargs:
-            leaves, dims, spec = list(args), [0] * len(args), _spec_of_tensors(len(args))
-        else:
-            check_out_dims(call, out_dims)
-            leaves, dims, spec, size = mapped_leaves(call, in_dims, axis_size)
+            lengths: list[int] = []
 
-        lengths: list[int] = []
+            def run(start: int, length: int) -> tuple[list, list, Spec]:
+                lengths.append(length)
+                try:
+                    return run_lanes(call, leaves, dims, spec, out_dims, randomness, (start, length, size))
+                except Exception as error:
+                    if length < size and not isinstance(error, LanewiseError) and not hasattr(error, "lanes"):
+                        name_lanes(error, range(start, start + length))
+                    raise
 
-        def run(start: int, length: int) -> tuple[list, list, Spec]:
-            lengths.append(length)
-            return run_lanes(call, leaves, dims, spec, out_dims, randomness, (start, length, size))
-
-        if direct:
-            leaves, _, spec = run(0, size)
-            return unflatten(leaves, spec)
-        results = map_chunks(
-            run,
-            size,
-            chunk_size,
-            memory_budget=memory_budget,
-            progress=progress,
-            label=call.name,
-            reseat=randomness != "error",
-            leaves=leaves,
-            estimates=estimates,
-        )
-        return join_chunks(call, results, leaves, lengths)
+            results = map_chunks(
+                run,
+                size,
+                chunk_size,
+                memory_budget=memory_budget,
+                progress=progress,
+                label=call.name,
+                reseat=randomness != "error",
+                leaves=leaves,
+                estimates=estimates,
+            )
+            return join_chunks(call, results, leaves, lengths)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return mapped
 
@@ -274,16 +282,11 @@ def run_lanes(
                 check_lost(level, code)
                 return leave(level, out, out_dims, call.func, leaves)
         except BaseException as error:
-            start_again(level, code, error, held)
+            if not starts_again(level, code, error, held):
+                raise
             if generators is not None:
                 generators.reseat()
-    try:
-        return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
-    except Exception as error:
-        hide_own_frames(error)
-        if sys.version_info < (3, 11):
-            raise error  # there, `raise` alone has the traceback that the error came with
-        raise
+    return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
 
 
 def lane_rows(leaf: Tensor, dim: int, place: tuple[int, int, int]) -> Tensor:
