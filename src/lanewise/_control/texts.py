@@ -32,7 +32,13 @@ _TEXTUAL = frozenset(dir(str)) - {"encode", "count", "find", "index", "rfind", "
 _MAKING = frozenset({str, repr, format, ascii, list, tuple, sorted, reversed, map})
 # Modules that call functions in the place of converted code.
 _CALLING = frozenset(
-    {f"lanewise._control.{name}" for name in ("boundary", "callees", "changes", "replacements", "tensor_calls")}
+    {
+        "lanewise._control.boundary",
+        "lanewise._control.callees",
+        "lanewise._control.changes",
+        "lanewise._control.replacements",
+        "lanewise._control.tensor_calls",
+    }
 )
 # Packages that make the text of a record, a part of another text.
 _DESCRIBING = frozenset({"collections", "dataclasses", "reprlib"})
