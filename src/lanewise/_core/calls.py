@@ -102,6 +102,10 @@ class Call:
         """The outputs' tangents from the inputs'."""
         raise NotImplementedError
 
+    def again(self) -> "Call":
+        """The same application, to be carried out on other operands."""
+        return copy.copy(self)
+
     def forget(self) -> None:
         """Let go of the tensors in the slots, once every plane that needs them has saved them."""
         for slot in self.slots:
@@ -356,6 +360,11 @@ class LaneCall(Call):
             inner_tangents = [give(level, t, form) for t, form in zip(tangents, self.args, strict=True)]
             result = self.inner.jvp(inner_kept, tuple(inner_tangents))
             return tuple([take(level, t, form) for t, form in zip(result, self.outs, strict=True)])
+
+    def again(self) -> Call:
+        twin: Any = copy.copy(self)
+        twin.inner = self.inner.again()
+        return twin
 
     def lanes(self) -> BatchLevel:
         """The level anew: its formula may run long after it has ended, below other levels than before."""

@@ -35,6 +35,7 @@ from lanewise.errors import LanewiseError
 
 _hooked: set[OpOverload] = set()
 _kernels = torch.library.Library("aten", "IMPL")
+_collectives = torch.library.Library("_c10d_functional", "IMPL")
 
 
 def adopt_results_of(*ops: OpOverload) -> None:
@@ -119,6 +120,9 @@ def see_operations_from_outside(views: Iterable[OpOverload]) -> None:
             _kernels.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, OUTSIDE_KEY_NAME)
         elif not name.endswith("out") and has_composite_kernel(name):
             _kernels.impl(name.removeprefix("aten::"), _outside_kernel(name), OUTSIDE_KEY_NAME)
+    for name in operator_names("_c10d_functional::"):
+        if has_composite_kernel(name):
+            _collectives.impl(name.removeprefix("_c10d_functional::"), _outside_kernel(name), OUTSIDE_KEY_NAME)
 
 
 def _outside_kernel(name: str) -> Any:
@@ -127,8 +131,9 @@ def _outside_kernel(name: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal op
         if op is None:
-            packet, _, overload = name.removeprefix("aten::").partition(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            namespace, _, rest = name.partition("::")
+            packet, _, overload = rest.partition(".")
+            op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
         return run_outside(op, *args, **kwargs)
 
     never_compile(kernel)

@@ -26,6 +26,7 @@ from lanewise._core.calls import (
     user_formula,
 )
 from lanewise._core.chunk_draws import own_draws
+from lanewise._core.distributed import is_of_dtensors, placed_as
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import give
 from lanewise._core.hooks import Handles, on_lanes_of_node
@@ -172,6 +173,8 @@ def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
         outs, pushed = level.below(carry_out, call, primals), ()
     elif call.cls.jvp is not Function.jvp:
         outs, pushed = level.below(_push, call, primals, tangents)
+    elif is_of_dtensors(call.cls):
+        outs, pushed = level.below(_push_alike, call, primals, tangents)
     else:
         if is_once_differentiable(call.cls) or not has_backward(call.cls):
             raise missing_jvp(call.cls)
@@ -233,6 +236,16 @@ def _push(call: Call, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
         for j, (out, t) in enumerate(zip(outs, own, strict=True))
     ]
     return outs, tuple(fitting)
+
+
+def _push_alike(call: Call, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
+    """Outputs, and tangents that go the same way: the Function is linear. Called in the plane below."""
+    again = call.again()
+    outs = carry_out(call, primals)
+    along = [placed_as(x, t) if isinstance(x, Tensor) else x for x, t in zip(primals, tangents, strict=True)]
+    pushed = carry_out(again, tuple(along))
+    again.forget()
+    return outs, pushed
 
 
 def _written_dual(level: DualLevel, arg: Any, out: Tensor, tangent: Tensor | None) -> Any:

@@ -71,18 +71,27 @@ class _Names:
         self.users: set[Level] = set()
         self.plain: dict[str, Callable] = {}
         self.routed: dict[str, Callable] = {}
+        self.changes: Callable[[], list[tuple[Any, str, Any]]] = list
+        self.before: list[tuple[Any, str, Any]] = []
         self.compiler_knows = False
 
     def open(self, level: "Level") -> None:
         with self.lock:
             self.users.add(level)
             torch.__dict__.update(self.routed)
+            if not self.before:
+                for owner, name, value in self.changes():
+                    self.before.append((owner, name, vars(owner).get(name)))
+                    setattr(owner, name, value)
             self.tell_compiler()
 
     def close(self, level: "Level") -> None:
         with self.lock:
             if len(self.users) == 1:
                 torch.__dict__.update(self.plain)
+                while self.before:
+                    setattr(*self.before[-1])
+                    self.before.pop()
             self.users.discard(level)  # last: an interrupt before it comes here again
 
     def tell_compiler(self) -> None:
@@ -99,6 +108,11 @@ def route_name(name: str, routed: Callable) -> None:
     _names.plain[name] = getattr(torch, name)
     _names.routed[name] = routed
     script_alike(routed, _names.plain[name])
+
+
+def while_open(changes: Callable[[], list[tuple[Any, str, Any]]]) -> None:
+    """Let attributes of classes be other ones while a level is open: `(class, name, value)` each."""
+    _names.changes = changes
 
 
 def leave_uncompiled() -> None:

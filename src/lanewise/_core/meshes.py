@@ -1,0 +1,52 @@
+"""What DTensors are made of: the private names of torch that have to do with them, and how they lie on a mesh."""
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+
+class DTensorNames:
+    """What DTensors are made of: the class, its Functions (linear all of them), and how they are laid out on a mesh.
+
+    DTensor is no plane, but a class of its own with a part of the tensor on each process. Without these names its
+    methods are missing on wrappers, and an operation with a DTensor before the lanes raises.
+    """
+
+    def __init__(self, api: Any) -> None:
+        self.DTensor: Any = api.DTensor
+        self.Replicate: Any = api.Replicate
+        self._spec: Any = api.DTensorSpec
+        self._meta: Any = api.TensorMeta
+        self._sharded: Any = (api.Shard, api._StridedShard)
+        own = importlib.import_module("torch.distributed.tensor._redistribute")
+        self.functions = frozenset(
+            [api._ToTorchTensor, api._FromTorchTensor, api.Redistribute, getattr(own, "NestedRedistribute", None)]
+        )
+
+    def moved(self, spec: Any, by: int, shape: Any, strides: Any) -> Any:
+        """The layout with `by` more dims in front."""
+        placements = tuple([self._moved(placement, by) for placement in spec.placements])
+        meta = self._meta(torch.Size(shape), tuple(strides), spec.tensor_meta.dtype)
+        return self._spec(spec.mesh, placements, tensor_meta=meta)
+
+    def _moved(self, placement: Any, by: int) -> Any:
+        if type(placement) is self._sharded[0]:
+            return type(placement)(placement.dim + by)
+        if type(placement) is self._sharded[1]:
+            return type(placement)(placement.dim + by, split_factor=placement.split_factor)
+        return placement
+
+
+_dtensor_names: DTensorNames | None = None
+
+
+def dtensor_names() -> DTensorNames | None:
+    """What DTensors are made of; None before anybody has imported them, and in a torch without them."""
+    global _dtensor_names
+    if _dtensor_names is None:
+        api = sys.modules.get("torch.distributed.tensor._api")
+        if hasattr(api, "distribute_module"):  # the last name it defines that has to do with the class
+            _dtensor_names = DTensorNames(api)
+    return _dtensor_names
