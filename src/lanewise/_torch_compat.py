@@ -42,7 +42,6 @@ make_wrapper = torch.Tensor._make_wrapper_subclass
 
 # Turns `__torch_function__` off for the wrappers, so that a call reaches the dispatcher directly (saves ~1 us a call).
 disabled_torch_function = torch._C._disabled_torch_function_impl
-DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
 # Thread-local dispatch state: read when a level opens and put back when a rule enters the plane below. Without them
 # an inner operation would run with autograd switched off, and composite operations would arrive undecomposed.

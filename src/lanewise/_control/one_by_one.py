@@ -120,5 +120,5 @@ def _stacked(level: LaneLevel, results: list[Any]) -> Any:
 
 
 def _alike(part: Tensor, first: Tensor) -> bool:
-    strided = part.layout is first.layout is torch.strided
+    strided = part.layout is first.layout is torch.strided and not (part.is_nested or first.is_nested)
     return strided and part.shape == first.shape and part.dtype is first.dtype and part.device == first.device

@@ -188,7 +188,7 @@ def _differing(level: LaneLevel, pieces: list[Lanes], parts: list[Any], name: st
                 )
             continue
         if isinstance(part, Tensor) and isinstance(first, Tensor):
-            if part.shape == first.shape:
+            if part.is_nested or first.is_nested or part.shape == first.shape:
                 continue
             return TransformError(
                 at_user_line(

@@ -14,12 +14,11 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane, while_open
-from lanewise._core.meshes import DTensorNames, dtensor_names
 from lanewise._core.plane import Plane, detached, map_tensors, sync
 from lanewise._core.random import drawn_without_leave
+from lanewise._torch_classes import DisableTorchFunctionSubclass, DTensorNames, dtensor_names
 from lanewise._torch_compat import (
     INSIDE_KEY_SET,
-    DisableTorchFunctionSubclass,
     ExcludeDispatchKeyGuard,
 )
 from lanewise.errors import TransformError, at_user_line

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.journal import memory
+from lanewise._core.layouts import nested_with_tangent
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin
 from lanewise._core.native import differentiable, double_reverse, native_jvp
@@ -36,7 +37,7 @@ from lanewise._torch_compat import (
     is_any_autocast_enabled,
     lead_inputs_of_functional,
 )
-from lanewise.errors import CapturedWriteError, FunctionError, at_user_line
+from lanewise.errors import CapturedWriteError, FunctionError, LanewiseError, at_user_line
 
 JVP_RULES = RuleTable()
 
@@ -164,6 +165,11 @@ class DualLevel(Level):
                     return self.wrap(out, self.below(torch.clone, tangent))
             return self.wrap(out, tangent)
         return self.pair(out, tangent)
+
+    def failure(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> Exception:
+        if isinstance(error, LanewiseError) or not any(t.is_nested for t in tensors_of(args, kwargs)):
+            return error
+        return nested_with_tangent()
 
     def pair(self, out: Any, tangent: Any) -> Any:
         """Wrap results with their tangents, a tree of the same shape in which None is zero."""

@@ -52,6 +52,8 @@ def merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values:
     """
     first = values[0]
     for value in values:
+        if value.is_nested:
+            raise Unmergeable("nested tensors, which have no strides")
         if value.shape != first.shape:
             raise Unmergeable(f"shapes {' and '.join(sorted({str(list(v.shape)) for v in values}))}")
         if value.dtype != first.dtype:

@@ -9,6 +9,7 @@ from torch import Tensor
 from lanewise._core.lanes import parting
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, taken_apart, tensors_of
+from lanewise._torch_classes import NestedTensor
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
@@ -124,3 +125,30 @@ def _no_rule(func: OpOverload, args: tuple, kwargs: dict) -> TransformError:
             "for part in nested.unbind(): ...  # one component at a time" if operand.is_nested else "sparse.to_dense()",
         )
     )
+
+
+def nested_with_tangent() -> TransformError:
+    """The error where a nested tensor would have a tangent."""
+    return TransformError(
+        at_user_line(
+            "jvp: a nested tensor and a value that has a tangent: forward mode goes through strided tensors only",
+            "[part * scale for part in nested.unbind()]  # a list of tensors in place of it\n"
+            "or grad, vjp and jacrev, which take nested tensors inside",
+        )
+    )
+
+
+_new_nested = NestedTensor.__new__
+
+
+def _with_values(cls: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+    """A nested tensor; its methods would drop the tangent of its values."""
+    part = values
+    while isinstance(part, Plane):
+        if getattr(part, "tangent", None) is not None:
+            raise nested_with_tangent()
+        part = part.value
+    return _new_nested(cls, values, *args, **kwargs)
+
+
+NestedTensor.__new__ = _with_values  # type: ignore[method-assign]

@@ -71,7 +71,7 @@ class _Names:
         self.users: set[Level] = set()
         self.plain: dict[str, Callable] = {}
         self.routed: dict[str, Callable] = {}
-        self.changes: Callable[[], list[tuple[Any, str, Any]]] = list
+        self.changes: list[Callable[[], list[tuple[Any, str, Any]]]] = []
         self.before: list[tuple[Any, str, Any]] = []
         self.compiler_knows = False
 
@@ -80,9 +80,10 @@ class _Names:
             self.users.add(level)
             torch.__dict__.update(self.routed)
             if not self.before:
-                for owner, name, value in self.changes():
-                    self.before.append((owner, name, vars(owner).get(name)))
-                    setattr(owner, name, value)
+                for change in self.changes:
+                    for owner, name, value in change():
+                        self.before.append((owner, name, vars(owner).get(name)))
+                        setattr(owner, name, value)
             self.tell_compiler()
 
     def close(self, level: "Level") -> None:
@@ -112,7 +113,7 @@ def route_name(name: str, routed: Callable) -> None:
 
 def while_open(changes: Callable[[], list[tuple[Any, str, Any]]]) -> None:
     """Let attributes of classes be other ones while a level is open: `(class, name, value)` each."""
-    _names.changes = changes
+    _names.changes.append(changes)
 
 
 def leave_uncompiled() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
+from lanewise._core.layouts import layout_of
 from lanewise._core.trees import is_leaf, leaf_names
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -241,6 +242,20 @@ def check_output_dtypes(outputs: list[Tensor], value: Any, site: Site) -> None:
             )
 
 
+def check_not_nested(site: Site, tensors: list, names: Callable[[int], str], instead: str) -> None:
+    """Raise where a Jacobian would have dims whose size differs from row to row."""
+    for position, x in enumerate(tensors):
+        if x.is_nested:
+            name = names(position)
+            raise TransformError(
+                at_user_line(
+                    f"{call_text(site)}: {name} is a nested tensor of {x.size(0)} components: a Jacobian has all dims "
+                    "of the result and of the argument, and theirs differ",
+                    instead.format(name=name),
+                )
+            )
+
+
 def check_scalar(site: Site, value: Any) -> None:
     """Raise unless `value` is a real 0-dim tensor."""
     if not isinstance(value, Tensor):
@@ -320,6 +335,15 @@ def _with_names(spec: Any) -> str:
 def cotangent_mismatch(cotangent: Any, output: Tensor, value: Any, position: int) -> TransformError:
     """The error for one cotangent that does not fit its output."""
     name = leaf_names(value, "output")[position]
+    if output.is_nested:
+        given = layout_of(cotangent) if isinstance(cotangent, Tensor) else type(cotangent)
+        return TransformError(
+            at_user_line(
+                f"vjp_fn(cotangents): Mismatch in shape: grad_output[{position}] is {given} and {name} a nested tensor "
+                f"of {output.size(0)} components, which the cotangent must have, too, with the same offsets",
+                f"vjp_fn(torch.ones_like(y))  # of {name}, or made of it in another way",
+            )
+        )
     got = f"has a shape of {list(cotangent.shape)}" if isinstance(cotangent, Tensor) else f"is a {type(cotangent)}"
     return TransformError(
         at_user_line(

@@ -247,7 +247,16 @@ def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) ->
                     f"{what}.float()  # or close over it, if it is an index",
                 )
             )
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if tensor.is_nested:
+            raise TransformError(
+                at_user_line(
+                    f"{_text(api, func)}: {what} {position} is a nested tensor of {tensor.size(0)} components: forward "
+                    "mode goes through strided tensors only",
+                    "jvp(f_of_parts, (list(nested.unbind()),), (list(tangent.unbind()),))  # a list of tensors\n"
+                    "or grad and vjp, which take nested tensors",
+                )
+            )
+        if tensor.layout is not torch.strided:
             raise TransformError(
                 at_user_line(
                     f"{_text(api, func)}: {what} {position} has the layout {layout_of(tensor)}: forward mode goes "

@@ -19,16 +19,18 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import Plane, sync
-from lanewise._core.trees import LEAF, Spec, flatten, unflatten
+from lanewise._core.trees import LEAF, Spec, flatten, leaf_names, unflatten
 from lanewise._torch_compat import FACTORY_KEY_SET, ExcludeDispatchKeyGuard, peer_engine_active
 from lanewise._transforms.arguments import (
     Site,
     call_of,
     check_argnums,
     check_differentiable,
+    check_not_nested,
     check_output_dtypes,
     check_outputs,
     check_tensors,
+    input_names,
     not_callable,
     refuse_peer,
     replace,
@@ -154,6 +156,8 @@ def jacrev(
                 outputs, out_spec = flatten(value)
                 check_outputs(site, value, outputs)
                 check_output_dtypes(outputs, value, site)
+                name = lambda position: leaf_names(value, "output")[position]
+                check_not_nested(site, outputs, name, "return y.to_padded_tensor(0.0)")
                 basis = Basis(outputs, [out.is_complex() for out in outputs])
                 create_graph = outer and needs_graph(outputs, inputs)
 
@@ -424,6 +428,13 @@ def read_inputs(site: Site, args: tuple, argnums: int | tuple[int, ...]) -> tupl
         leaves, spec = flatten(chosen)
         check_tensors(leaves, site, argnums)
     check_differentiable(leaves, site, argnums)
+    check_not_nested(
+        site,
+        leaves,
+        lambda position: input_names(site, argnums)[position],
+        "grad(f)({name})  # or vjp, which take nested tensors\n"
+        "jacrev(lambda parts: f(torch.nested.as_nested_tensor(parts, layout=torch.jagged)))(list({name}.unbind()))",
+    )
     return leaves, spec
 
 

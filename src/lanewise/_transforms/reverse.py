@@ -95,6 +95,8 @@ def tracked(x: Tensor, outer: bool) -> Tensor:
         # recorded there as well.
         return here.adopt(x if outer or not recorded(x) else without_history(x)).requires_grad_()
     if recorded(x):
+        if outer and x.is_nested:
+            return x.clone()  # it has no view of its own shape
         return x.view_as(x) if outer else without_history(x).requires_grad_()
     if type(x) is BatchTensor and x.mapped:
         return x.level.alias(x).requires_grad_()
@@ -383,6 +385,15 @@ def differentiate(
         return result, ((value, aux) if has_aux else value)
 
 
+def alike(cotangent: Tensor, output: Tensor) -> bool:
+    """Whether a cotangent has the components of a nested output."""
+    if not cotangent.is_nested or cotangent.layout is not output.layout:
+        return False
+    if output.layout is torch.jagged:
+        return cotangent.shape == output.shape
+    return [part.shape for part in cotangent.unbind()] == [part.shape for part in output.unbind()]
+
+
 def tensors_only(values: tuple) -> bool:
     """Whether all are tensors."""
     for value in values:
@@ -470,7 +481,7 @@ def vjp(func: Callable, *primals: Any, has_aux: bool = False) -> Any:
                 if ct_spec != out_spec:
                     raise cotangents_mismatch(ct_spec, out_spec)
             for position, (ct, out) in enumerate(zip(ct_leaves, outputs)):
-                if not isinstance(ct, Tensor) or ct.shape != out.shape:
+                if not isinstance(ct, Tensor) or (ct.shape != out.shape if not out.is_nested else not alike(ct, out)):
                     raise cotangent_mismatch(ct, out, value, position)
             with Recording() as inner:
                 record = create_graph

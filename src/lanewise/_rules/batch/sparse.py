@@ -15,6 +15,7 @@ from lanewise._rules.batch.datadependent import agreed
 from lanewise._rules.batch.families import lane_rule, refuse
 from lanewise._rules.batch.matmul import added, scaled
 from lanewise._torch_compat import OpOverload
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -124,6 +125,29 @@ def _alone(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
+def _has_memory(nested: Tensor) -> bool:
+    """Whether the values of a nested tensor are in memory."""
+    try:
+        nested.values().data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _padded(*args: Any, **kwargs: Any) -> Any:
+    """`to_padded_tensor`, which would read memory that a nested tensor computed inside of a transform does not have."""
+    nested = args[0]
+    if current_level() is not None and nested.is_nested and nested.layout is torch.strided and not _has_memory(nested):
+        raise TransformError(
+            at_user_line(
+                f"{current_level()!r}: to_padded_tensor of a nested tensor of strided layout that was computed inside: "
+                "its memory belongs to the transform",
+                "torch.nested.nested_tensor(parts, layout=torch.jagged)  # or compute it outside",
+            )
+        )
+    return _alone(aten.to_padded_tensor.default)(*args, **kwargs)
+
+
 for _op in (
     aten._coalesce.default,
     aten._sparse_log_softmax.default,
@@ -132,6 +156,6 @@ for _op in (
     # Nested tensors.
     aten._nested_tensor_from_mask.default,
     aten._transformer_encoder_layer_fwd.default,
-    aten.to_padded_tensor.default,
 ):
     route(_op, _alone(_op))
+route(aten.to_padded_tensor.default, _padded)

@@ -1,10 +1,17 @@
-"""What DTensors are made of: the private names of torch that have to do with them, and how they lie on a mesh."""
+"""Private names of torch that have to do with its other classes of tensors: DTensors and nested tensors."""
 
 import importlib
 import sys
 from typing import Any
 
 import torch
+import torch.nested._internal.nested_tensor
+
+# The class of nested tensors of jagged layout, which each operation on one builds anew. Without it, tangents are lost.
+NestedTensor = torch.nested._internal.nested_tensor.NestedTensor
+
+# Around what a function of torch given DTensors calls. Without it, the call would come back for ever.
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
 
 class DTensorNames:
