@@ -1,0 +1,135 @@
+"""Writes in place into tensors from outside: reverse mode does what plain autograd does, the others refuse."""
+
+import pytest
+import torch
+
+from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp, vmap
+
+X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+
+def added(kept, x):
+    kept.add_(x)
+    return (kept * x).sum()
+
+
+def added_and_left(kept, x):
+    kept.add_(x * x)
+    return (x**3).sum()
+
+
+def through_a_view(kept, x):
+    kept[:2].mul_(x[1:])
+    return (kept * x * x).sum()
+
+
+def copied(kept, x):
+    kept.copy_(x.sin())
+    return (kept * x).sum()
+
+
+def an_entry(kept, x):
+    kept[1] = x[0] * x[2]
+    return (kept * x).sum()
+
+
+def between_reads(kept, x):
+    before = kept.sum() * x.sum()
+    kept.add_(x.exp())
+    return before + (kept * x).sum()
+
+
+def scattered(kept, x):
+    kept.index_add_(0, torch.tensor([0, 2]), x[:2] ** 2)
+    return (kept * x).sum()
+
+
+WRITES = [added, added_and_left, through_a_view, copied, an_entry, between_reads, scattered]
+ONE = torch.tensor(1.0, dtype=torch.float64)
+FIRST = {
+    "grad": grad,
+    "grad_and_value": lambda f: lambda x: grad_and_value(f)(x)[0],
+    "value_and_grad": lambda f: lambda x: value_and_grad(f)(x)[1],
+    "vjp": lambda f: lambda x: vjp(f, x)[1](ONE)[0],
+    "jacrev": jacrev,
+}
+SECOND = {
+    "hessian": hessian,
+    "jacrev of grad": lambda f: jacrev(grad(f)),
+}
+REFUSED = {
+    "jvp": lambda f: jvp(f, (X,), (X,)),
+    "linearize": lambda f: linearize(f, X),
+    "jacfwd": lambda f: jacfwd(f)(X),
+    "jvp of grad": lambda f: jvp(grad(f), (X,), (X,)),
+    "grad of jvp": lambda f: grad(lambda x: jvp(f, (x,), (x,))[1])(X),
+    "vmap": lambda f: vmap(f)(X[None]),
+    "vmap of grad": lambda f: vmap(grad(f))(X[None]),
+    "grad of vmap": lambda f: grad(lambda xs: vmap(f)(xs).sum())(X[None]),
+    "vmap of hessian": lambda f: vmap(hessian(f))(X[None]),
+}
+
+
+def both(f, transform, plain):
+    """What a transform and plain autograd give, and leave in a tensor from outside."""
+    first, second = torch.linspace(1, 2, 3, dtype=torch.float64), torch.linspace(1, 2, 3, dtype=torch.float64)
+    found = transform(lambda x: f(first, x))(X), plain(lambda x: f(second, x), X)
+    return [(y.detach(), kept.detach(), kept.requires_grad) for y, kept in zip(found, (first, second), strict=True)]
+
+
+def plain_grad(f, x, create_graph=False):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x), x, create_graph=create_graph)[0]
+
+
+def plain_hessian(f, x):
+    x = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+    return torch.stack([torch.autograd.grad(entry, x, retain_graph=True)[0] for entry in g])
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", FIRST)
+def test_first_derivatives(name, write):
+    got, want = both(write, FIRST[name], plain_grad)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives(name, write):
+    got, want = both(write, SECOND[name], plain_hessian)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, write):
+    kept = torch.linspace(1, 2, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="captured Tensor|inplace arithmetic"):
+        REFUSED[name](lambda x: write(kept, x))
+    assert torch.equal(kept, torch.linspace(1, 2, 3, dtype=torch.float64)) and not kept.requires_grad
+
+
+def test_what_was_written_goes_on_outside():
+    kept = torch.zeros(3, dtype=torch.float64)
+    x = X.clone().requires_grad_()
+    grad(lambda x: added(kept, x))(x)
+    (kept * kept).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * X)
+
+
+def test_again():
+    """Each call adds to what the calls before have written."""
+    kept = torch.zeros(3, dtype=torch.float64)
+    for i in (1, 2, 3):
+        torch.testing.assert_close(grad(lambda x: added(kept, x))(X).detach(), (i + 1) * X)
+
+
+def test_a_leaf_is_refused_as_outside():
+    leaf = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    for run in (grad, jacrev, hessian):
+        with pytest.raises(
+            RuntimeError, match="a leaf Variable that requires grad is being used in an in-place operation"
+        ):
+            run(lambda x: added(leaf, x))(X)
