@@ -1,11 +1,15 @@
-"""Private names of torch that have to do with its other classes of tensors: DTensors and nested tensors."""
+"""Private classes of torch: those of DTensors and nested tensors, and Functions."""
 
 import importlib
 import sys
 from typing import Any
 
 import torch
+import torch.distributions.dirichlet
 import torch.nested._internal.nested_tensor
+
+# How Dirichlet and Beta draw: a Function with a backward and no jvp. Without it, they have no forward mode.
+DirichletSample: Any = torch.distributions.dirichlet._Dirichlet
 
 # The class of nested tensors of jagged layout, which each operation on one builds anew. Without it, tangents are lost.
 NestedTensor = torch.nested._internal.nested_tensor.NestedTensor

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lanewise import grad, vmap
+from lanewise import grad, jacfwd, jvp, linearize, vmap
 from lanewise.errors import RandomnessError
 
 D = torch.float64
@@ -127,3 +127,43 @@ def test_no_second_derivative():
     (slope,) = torch.autograd.grad(out.square().sum(), shapes, create_graph=True)
     with pytest.raises(RuntimeError):
         torch.autograd.grad(slope.sum(), shapes)
+
+
+td = torch.distributions
+FORWARD = {
+    "Beta": lambda p: td.Beta(p[0], p[1]),
+    "Dirichlet": td.Dirichlet,
+    "Dirichlet of rows": lambda p: td.Dirichlet(torch.stack([p, p + 1])),
+    "transformed": lambda p: td.TransformedDistribution(td.Beta(p[1], p[2]), [td.transforms.ExpTransform()]),
+    "Gamma": lambda p: td.Gamma(p[0], p[1]),
+    "StudentT": lambda p: td.StudentT(p[0], p[1], p[2]),
+    "FisherSnedecor": lambda p: td.FisherSnedecor(p[0], p[1]),
+    "InverseGamma": lambda p: td.InverseGamma(p[0], p[1]),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode(name):
+    """Tangents are the rows of what torch's backward gives."""
+    p, t = torch.tensor([1.3, 2.1, 0.7], dtype=D), torch.tensor([0.5, -1.0, 2.0], dtype=D)
+
+    def f(p):
+        torch.manual_seed(3)
+        return FORWARD[name](p).rsample()
+
+    want = torch.autograd.functional.jacobian(f, p)
+    torch.testing.assert_close(jvp(f, (p,), (t,)), (f(p), want @ t))
+    torch.testing.assert_close(linearize(f, p)[1](t), want @ t)
+    torch.testing.assert_close(jacfwd(f, randomness="same")(p), want)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_of_lanes(name):
+    """<w, Jv> = <J'w, v> in each lane."""
+    lanes = torch.rand(4, 3, dtype=D) + 0.5
+    draw = lambda p: FORWARD[name](p).rsample().sin().sum()
+    torch.manual_seed(3)
+    pushed = vmap(lambda p: jvp(draw, (p,), (p,))[1], randomness="different")(lanes)
+    torch.manual_seed(3)
+    pulled = vmap(lambda p: grad(draw)(p) @ p, randomness="different")(lanes)
+    torch.testing.assert_close(pushed, pulled)

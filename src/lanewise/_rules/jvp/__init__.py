@@ -11,5 +11,6 @@ from lanewise._rules.jvp import (  # noqa: F401
     network,
     pointwise,
     reductions,
+    sampling,
     views,
 )
