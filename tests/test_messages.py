@@ -465,7 +465,7 @@ Write instead:
         lambda: lw.vmap(lambda x: {"y": x}, out_dims=2)(x),
         IndexError,
         """
-vmap(f, ..., out_dims=2): Dimension out of range (expected to be in range of [-2, 1], but got 2): output['y'] has 2 dims, its lanes included
+vmap(f, ..., out_dims=2): Dimension out of range (expected to be in range of [-2, 1], but got 2): output['y'] [2] has 2 dims, its 3 lanes included
 Write instead:
   vmap(f, out_dims=0)
 """,

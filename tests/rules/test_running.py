@@ -413,10 +413,33 @@ def test_an_ensemble_whose_members_take_different_branches(momentum, way):
 
 def test_updates_with_lanes_around_one_without_are_refused():
     module, fixed = nn.BatchNorm1d(3), torch.randn(4, 3)
-    with pytest.raises(RuntimeError) as caught:
-        vmap(lambda x: module(x) + module(fixed) + module(x))(torch.randn(5, 4, 3))
-    assert str(caught.value).startswith(
-        "vmap: batch norm: the running statistics [3], made outside the mapped function, were updated with statistics "
+    inner = Inside(module)
+    for f, name in (
+        (lambda x: module(x) + module(fixed) + module(x), str(module)),
+        (lambda x: inner(x) + inner(fixed) + inner(x), f"`layers.1`, {module}"),
+        (lambda x: by_hand(module, x) + by_hand(module, fixed) + by_hand(module, x), "batch norm"),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            vmap(f)(torch.randn(5, 4, 3))
+        _check_text(str(caught.value), name)
+
+
+def by_hand(module, x):
+    return nn.functional.batch_norm(x, module.running_mean, module.running_var, training=True)
+
+
+class Inside(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Identity(), norm)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def _check_text(text, name):
+    assert text.startswith(
+        f"vmap: {name}: the running statistics [3], made outside the mapped function, were updated with statistics "
         "of each lane, then without lanes, and now with lanes again: a loop would make all these updates for one "
         f"example before any for the next\n  at {__file__}"
     )

@@ -279,13 +279,14 @@ def out_dims_mismatch(func: Callable, out_dims: Any, spec: Spec, mismatch: Prefi
     )
 
 
-def out_dim_error(func: Callable, dim: int, rank: int, where: str) -> DimensionError:
+def out_dim_error(func: Callable, dim: int, value: Tensor, where: str) -> DimensionError:
     """The error for an out_dim that a result does not have."""
-    name = function_name(func)
+    name, rank = function_name(func), value.dim()
     return DimensionError(
         at_user_line(
             f"vmap({name}, ..., out_dims={dim}): Dimension out of range (expected to be in range of [-{rank}, "
-            f"{rank - 1}], but got {dim}): {where} has {rank} dims, its lanes included",
+            f"{rank - 1}], but got {dim}): {where} {list(value.shape[1:])} has {rank} dims, its "
+            f"{value.shape[0]} lanes included",
             f"vmap({name}, out_dims=0)",
         )
     )

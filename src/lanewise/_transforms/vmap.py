@@ -348,7 +348,7 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
     if dim == 0:
         return value
     if not -value.dim() <= dim < value.dim():
-        raise out_dim_error(place[0], dim, value.dim(), output_name(place))
+        raise out_dim_error(place[0], dim, value, output_name(place))
     return value.movedim(0, dim)
 
 

@@ -136,8 +136,9 @@ def _write(statistic: Tensor, before: Tensor, update: Update) -> None:
 def _one_count_for_many(module: Any) -> TransformError:
     return TransformError(
         at_user_line(
-            f"vmap: {module}: a BatchNorm with momentum=None averages over all batches so far. Its running statistics "
-            "have lanes, but `num_batches_tracked`, made outside the mapped function, has none, and would count on "
+            f"vmap: {_name_of_running() or module}: a BatchNorm with momentum=None averages over all batches so far. "
+            "Its running statistics have lanes, but `num_batches_tracked`, made outside the mapped function, has none, "
+            "and would count on "
             "from lane to lane",
             "params, buffers = lanewise.stack_module_state(models)  # all buffers, num_batches_tracked too\n"
             "vmap(f)(params, buffers, xs)",
@@ -148,8 +149,9 @@ def _one_count_for_many(module: Any) -> TransformError:
 def _written_between(statistic: Tensor) -> TransformError:
     return TransformError(
         at_user_line(
-            f"vmap: batch norm: the running statistics {list(statistic.shape)}, made outside the mapped function, were "
-            "updated with statistics of each lane, then without lanes, and now with lanes again: a loop would make all "
+            f"vmap: {_name_of_running() or 'batch norm'}: the running statistics {list(statistic.shape)}, made outside "
+            "the mapped function, were updated with statistics of each lane, then without lanes, and now with lanes "
+            "again: a loop would make all "
             "these updates for one example before any for the next",
             "module.eval()                                       # use the running statistics as they are\n"
             "vmap(f)(xs, buffers)                                # running statistics for each lane, passed in",
@@ -165,6 +167,23 @@ def _running_batch_norm() -> Any:
             return frame.f_locals["self"]
         frame = frame.f_back
     return None
+
+
+def _name_of_running() -> str:
+    """The normalisation whose forward is running, by its name in the outermost module that runs; empty without one."""
+    norm: Any = None
+    outermost: Any = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            outermost = module
+            norm = module if norm is None and hasattr(module, "running_mean") else norm
+        frame = frame.f_back
+    if norm is None:
+        return ""
+    name = next((name for name, module in outermost.named_modules() if module is norm), "")
+    return f"`{name}`, {norm}" if name else str(norm)
 
 
 # --- instance norm ---------------------------------------------------------------------------------------------------
