@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.naming import naming_lanes
+from lanewise._control.telling import Told
 from lanewise._core.autograd import shared_gradients, show_gradients
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
@@ -14,8 +15,8 @@ from lanewise._core.lanes import Lanes, Stretch, child, machine
 from lanewise._core.random import drawn_without_leave
 from lanewise._core.trees import flatten, unflatten
 
-# By code of a function: of so many lanes each took a way of its own, and where they parted.
-_each_its_own: dict[Any, tuple[int, Any]] = {}
+# By code of a function: of so many lanes each took a way of its own, and what is told of that.
+_each_its_own: dict[Any, tuple[int, Told]] = {}
 
 
 class Alone:
@@ -40,14 +41,14 @@ class Alone:
         """Whether so many lanes are likely to take a way of their own each."""
         return self.code in _each_its_own and 0 < lanes <= _each_its_own[self.code][0]
 
-    def note(self, lanes: int, place: tuple[str, int] | None) -> None:
-        """So many lanes did, and parted in that line."""
+    def note(self, lanes: int, told: Told) -> None:
+        """So many lanes did, for that reason."""
         if self.code not in _each_its_own or lanes > _each_its_own[self.code][0]:
-            _each_its_own[self.code] = lanes, place
+            _each_its_own[self.code] = lanes, told
 
     @property
-    def place(self) -> tuple[str, int] | None:
-        """Where they parted."""
+    def told(self) -> Told:
+        """Where they parted, and why."""
         return _each_its_own[self.code][1]
 
     def run(self, level: LaneLevel, lanes: Lanes, gradients: list) -> list[tuple]:

@@ -14,6 +14,7 @@ from lanewise._control.one_by_one import Alone
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.causes import Cause
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
@@ -31,8 +32,9 @@ from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
 from lanewise.errors import SlowPathWarning, at_user_line, warn_at_user_line
 
-# Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
-_as_written: set[Any] = set()
+# Code of functions that change what lanes share in a way that converted code cannot, and how, where that is known: they
+# run as they were written.
+_as_written: dict[Any, Cause | None] = {}
 
 
 def run_apart(
@@ -72,7 +74,9 @@ def run_apart(
                 as_written = partial(_run, level, call.func, lanes, jagged, spec, writes)
                 alone = None if jagged else Alone(code, as_written)
                 with _telling_of_many(level.root.size):
-                    out = boundary(level, thunk, join, structured=func is not None, alone=alone)
+                    out = boundary(
+                        level, thunk, join, structured=func is not None, alone=alone, cause=_as_written.get(code)
+                    )
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
@@ -94,7 +98,7 @@ def run_apart(
             remember(level, code)
             if not restart.structured:
                 func = None
-                _as_written.add(code)
+                _as_written[code] = restart.cause
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)
