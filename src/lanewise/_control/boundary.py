@@ -16,7 +16,7 @@ from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import MANY_WAYS, boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
+from lanewise._core.lanes import Boundary, Lanes, Restart, Stretch, child, machine, merge_target
 from lanewise._core.level import on_plane
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
@@ -75,6 +75,16 @@ def boundary(
             one_by_one = True
             if base.size > MANY_WAYS:
                 _warn_one_by_one(base, alone.told)
+        elif structured and alone is not None and (limit := alone.limit(base.size)) and alone.may_run(level, journal):
+            for lanes, value, gradients in alone.run(level, base, before, limit):
+                pieces.append(lanes)
+                values.append(value)
+                shared.append(gradients)
+                drawn_by.append({})
+            done = sum(lanes.size for lanes in pieces)
+            with on_plane(None):
+                waiting = torch.arange(done, base.size)
+            level.lanes = child(base, Stretch(done, base.size - done))
         while waiting is None or waiting.shape[0]:
             if one_by_one and waiting is not None and alone is not None and alone.may_run(level, journal):
                 for lanes, value, gradients in alone.run(level, child(base, waiting), before):
