@@ -8,7 +8,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -145,10 +145,37 @@ def user_frame() -> traceback.FrameSummary | None:
     )
 
 
-def user_place() -> tuple[str, int] | None:
-    """File and number of the innermost line of the user's."""
+class Step(NamedTuple):
+    """A call that is running: its code, the globals of that, and the line that it has come to."""
+
+    code: types.CodeType
+    names: dict
+    line: int
+
+    @property
+    def users(self) -> bool:
+        """Whether the code is the user's."""
+        return _is_users(self.code.co_filename)
+
+
+def calls_within(own: str) -> list[Step]:
+    """The calls of the user's and of libraries that run, innermost first, within the library's own function `own`."""
+    found = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not _is_own(code):
+            found.append(Step(code, frame.f_globals, frame.f_lineno))
+        elif code.co_name == own:
+            break
+        frame = frame.f_back
+    return found
+
+
+def user_call() -> Step | None:
+    """The innermost call of the user's code."""
     frame = _user_frame()
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else Step(frame.f_code, frame.f_globals, frame.f_lineno)
 
 
 def _user_frame() -> types.FrameType | None:

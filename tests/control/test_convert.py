@@ -121,7 +121,7 @@ def test_no_source():
     space = {}
     exec("def f(x):\n    return 1 if x else 2", space)
     assert converted(space["f"]) is None
-    assert why_not(space["f"]) == "no source: <string> cannot be read"
+    assert why_not(space["f"]) == "it has no source: <string> cannot be read"
 
 
 def test_what_cannot_be_converted():
@@ -134,9 +134,9 @@ def test_what_cannot_be_converted():
     def walrus(x):
         return x > 0 and (y := x) > 1 and y
 
-    assert why_not(generator) == "it is a generator or asynchronous"
-    assert why_not(asynchronous) == "it is a generator or asynchronous"
-    assert why_not(walrus) == "`:=` in an operand that not all lanes evaluate"
+    assert why_not(generator) == "it is a generator"
+    assert why_not(asynchronous) == "it is asynchronous"
+    assert why_not(walrus) == "`:=` stands in an operand that not all lanes evaluate"
     assert why_not(len) == "it is of type builtin_function_or_method, not a Python function"
 
 

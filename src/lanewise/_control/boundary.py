@@ -1,6 +1,5 @@
 """A call whose lanes part: run with all that agree, then run again for those that were left behind."""
 
-import linecache
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,12 +9,14 @@ from torch import Tensor
 
 from lanewise._control.naming import naming_lanes
 from lanewise._control.one_by_one import Alone
+from lanewise._control.telling import Told, told
 from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
+from lanewise._core.causes import Cause
 from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import MANY_WAYS, boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
+from lanewise._core.lanes import Boundary, Lanes, Restart, Stretch, child, machine, merge_target
 from lanewise._core.level import on_plane
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
@@ -29,7 +30,13 @@ _FEW = 8
 
 
 def boundary(
-    level: LaneLevel, thunk: partial, join: Callable[..., Any], *, structured: bool = False, alone: Alone | None = None
+    level: LaneLevel,
+    thunk: partial,
+    join: Callable[..., Any],
+    *,
+    structured: bool = False,
+    alone: Alone | None = None,
+    cause: Cause | None = None,
 ) -> Any:
     """Run `thunk` for all lanes that run, as often as they part, and `join(level, target, pieces, values)`.
 
@@ -38,6 +45,7 @@ def boundary(
     that were seen to differ in a value do not run together again.
 
     `alone`: how they run one by one; None where they have to do so on the level.
+    `cause`: why `thunk` runs as it was written, though it can be converted.
     """
     base = level.lanes
     around, outer_journal, depth = machine.level, level.journal, len(machine.boundaries)
@@ -66,7 +74,17 @@ def boundary(
                 waiting = torch.arange(base.size)
             one_by_one = True
             if base.size > MANY_WAYS:
-                _warn_one_by_one(base, alone.place)
+                _warn_one_by_one(base, alone.told)
+        elif structured and alone is not None and (limit := alone.limit(base.size)) and alone.may_run(level, journal):
+            for lanes, value, gradients in alone.run(level, base, before, limit):
+                pieces.append(lanes)
+                values.append(value)
+                shared.append(gradients)
+                drawn_by.append({})
+            done = sum(lanes.size for lanes in pieces)
+            with on_plane(None):
+                waiting = torch.arange(done, base.size)
+            level.lanes = child(base, Stretch(done, base.size - done))
         while waiting is None or waiting.shape[0]:
             if one_by_one and waiting is not None and alone is not None and alone.may_run(level, journal):
                 for lanes, value, gradients in alone.run(level, child(base, waiting), before):
@@ -91,7 +109,8 @@ def boundary(
                 if ends is not None:
                     ends.go_on()
                 if not one_by_one and len(pieces) > MANY_WAYS and base.size < _FEW * len(pieces):
-                    _warn(base, f"took {len(pieces)} different ways", "may take longer than", here.place)
+                    ways = f"took {len(pieces)} different ways"
+                    _warn(base, ways, "may take longer than", told(here.calls, cause))
                 break
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             if not one_by_one:
@@ -102,9 +121,10 @@ def boundary(
                     rows = waiting if alone is not None and alone.may_run(level, journal) else waiting[:1]
                     runs = len(pieces) + waiting.shape[0]
                     if runs > MANY_WAYS and _WORTH * runs > base.size:
-                        _warn_one_by_one(base, here.place)
+                        why = told(here.calls, cause)
+                        _warn_one_by_one(base, why)
                         if alone is not None:
-                            alone.note(base.size, here.place)
+                            alone.note(base.size, why)
             if journal.refits and around is level:
                 raise Restart(level)
             if call is not None and journal.outlives():
@@ -142,16 +162,14 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
         return mask.nonzero().squeeze(1)
 
 
-def _warn_one_by_one(base: Lanes, place: tuple[str, int] | None) -> None:
-    _warn(base, f"take {MANY_WAYS} different ways and more", "takes about as long as", place)
+def _warn_one_by_one(base: Lanes, why: Told) -> None:
+    _warn(base, f"take {MANY_WAYS} different ways and more", "takes about as long as", why)
 
 
-def _warn(base: Lanes, ways: str, long: str, place: tuple[str, int] | None) -> None:
-    where = "" if place is None else f"\n  they part at {place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
+def _warn(base: Lanes, ways: str, long: str, why: Told) -> None:
     warn_at_user_line(
         SlowPathWarning(
             f"vmap: the {base.size} lanes {ways} through code that is run again for each of them, which {long} a "
-            f"Python loop over them{where}\nWrite instead:\n  tensors where Python's own numbers decide: x.max() for "
-            "max(x.tolist()), x.sort() for sorted(x), x[x > 0] for a list of what is picked"
+            f"Python loop over them{why.rows}\nWrite instead:\n  {why.instead}"
         )
     )

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from lanewise._control import seeds
 from lanewise._control.boundary import boundary
-from lanewise._control.changes import Parts, built, changes, changes_first, narrowed, watched
+from lanewise._control.changes import Parts, built, changed_inside, changes, changes_first, narrowed, watched
 from lanewise._control.compiling import converted_code, instantiate
-from lanewise._control.iterators import reach_iterators
+from lanewise._control.iterators import iterator_shared, reach_iterators
 from lanewise._control.merging import join
 from lanewise._control.numbers import kind_of, one_number, one_truth
 from lanewise._control.source import Unsupported
@@ -288,7 +288,7 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
         (func, getattr(func, "__self__", None), *(getattr(func, "__closure__", None) or ()), *args, *kwargs.values())
     )
     if parts.before is None:
-        raise Restart(level)
+        raise Restart(level, cause=changed_inside())
     runs: list[None] = []
     try:
         return boundary(level, functools.partial(_counted, runs, func, *args, **kwargs), _joined)
@@ -298,9 +298,9 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
         if (waited or len(runs) > 1) and (kind is None or issubclass(kind, Exception)):
             if parts.changed():
                 parts.begin_again()
-                raise Restart(level) from None
+                raise Restart(level, cause=changed_inside()) from None
             if len(runs) > 1 and reach_iterators(parts.things):
-                raise Restart(level) from None
+                raise Restart(level, cause=iterator_shared()) from None
 
 
 def _counted(runs: list[None], func: Callable, *args: Any, **kwargs: Any) -> Any:

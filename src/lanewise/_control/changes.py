@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from lanewise._control.numbers import LaneNumber
+from lanewise._core.causes import Cause, cause_here
 from lanewise._core.holdings import ATOMS, look, put_back, unchanged
 from lanewise._core.lanes import BeginAgain, Disagreement, Restart, machine
 from lanewise.errors import TransformError, at_user_line
 
+_CONTAINERS = frozenset({list, dict, set})
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
 
 
@@ -32,13 +34,13 @@ def changes(thing: Any, attribute: bool = False) -> Any:
     """
     if isinstance(thing, Tensor):
         if attribute and narrowed() and getattr(thing, "home", None) is not machine.level.lanes:
-            raise Restart(machine.level)
+            raise Restart(machine.level, cause=_changed("an attribute of a tensor"))
         return thing
     if type(thing) in _IMMUTABLE:
         return thing
     if narrowed():
         if not _is_own(thing):
-            raise Restart(machine.level)
+            raise Restart(machine.level, cause=_changed(_told(thing)))
         return thing
     level = machine.level
     if level is not None and level.aliases is not None:
@@ -70,7 +72,27 @@ def made(thing: Any) -> Any:
 def changes_outside() -> None:
     """Before a variable of a scope around the function is bound."""
     if narrowed():
-        raise Restart(machine.level)
+        raise Restart(machine.level, cause=_changed("a variable of a scope around it"))
+
+
+def _told(thing: Any) -> str:
+    kind = type(thing)
+    return f"a {kind.__name__}" if kind in _CONTAINERS else f"an object ({kind.__name__})"
+
+
+def _changed(what: str) -> Cause | None:
+    return cause_here(
+        f"some lanes change {what} that others have, too",
+        "a variable that the branch binds (y = ...), and the change after it; or a tensor made before: out[i] = y",
+    )
+
+
+def changed_inside() -> Cause | None:
+    """Why code has to run as written that calls what has changed an object."""
+    return cause_here(
+        "some lanes call what changes an object that others have, too",
+        "the call before the branch; or a copy of the object, made in the branch",
+    )
 
 
 # --- code that does not say what it changes --------------------------------------------------------------------------
@@ -132,7 +154,7 @@ def watched(func: Callable, owner: Any, *args: Any, **kwargs: Any) -> Any:
     level = machine.level
     parts = Parts((owner, *args, *kwargs.values()))
     if parts.before is None:
-        raise Restart(level)
+        raise Restart(level, cause=changed_inside())
     try:
         out = func(*args, **kwargs)
     except (Exception, Disagreement, Restart, BeginAgain) as error:
@@ -141,10 +163,10 @@ def watched(func: Callable, owner: Any, *args: Any, **kwargs: Any) -> Any:
         parts.begin_again()
         if not isinstance(error, Exception):
             raise
-        raise Restart(level) from None
+        raise Restart(level, cause=changed_inside()) from None
     if parts.changed():
         parts.begin_again()
-        raise Restart(level)
+        raise Restart(level, cause=changed_inside())
     return out
 
 

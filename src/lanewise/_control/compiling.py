@@ -1,11 +1,20 @@
 """Converted code: found, rewritten and compiled once for each code object, and made into functions."""
 
+import dis
 import inspect
 import types
 from typing import Any
 
 from lanewise._control.builders import RUNTIME
-from lanewise._control.source import Function, Unsupported, compile_definition, find_function, mangled, same_code
+from lanewise._control.source import (
+    READ_AGAIN,
+    Function,
+    Unsupported,
+    compile_definition,
+    find_function,
+    mangled,
+    same_code,
+)
 from lanewise._control.syntax import rewrite
 
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -53,7 +62,9 @@ def definition(func: types.FunctionType) -> Function:
     code = func.__code__
     node = mangled(find_function(func), code, func.__qualname__)
     if not same_code(code, compile_definition(node, code)):
-        raise Unsupported("its source is not that of the code: the file has changed, or a tool has rewritten the code")
+        raise Unsupported(
+            "its source is not that of the code: the file has changed, or a tool has rewritten the code", READ_AGAIN
+        )
     return node
 
 
@@ -62,7 +73,7 @@ def _convert(func: types.FunctionType) -> types.CodeType:
     if is_converted(code):
         return code
     if code.co_flags & _NOT_PLAIN:
-        raise Unsupported("it is a generator or asynchronous")
+        raise _not_plain(code)
     node = definition(func)
     rewrite(node, frozenset(code.co_cellvars))
     new = compile_definition(node, code, (RUNTIME,))
@@ -70,6 +81,25 @@ def _convert(func: types.FunctionType) -> types.CodeType:
     if hasattr(code, "co_qualname"):
         names["co_qualname"] = code.co_qualname  # type: ignore[attr-defined]
     return new.replace(**names)
+
+
+def _not_plain(code: types.CodeType) -> Unsupported:
+    if code.co_flags & inspect.CO_GENERATOR:
+        what, instead = "it is a generator", "a list that the function returns, in place of what it yields"
+    else:
+        what, instead = "it is asynchronous", "def, in place of async def"
+    return Unsupported(what, instead, _first_line_of(code, "YIELD_VALUE"))
+
+
+def _first_line_of(code: types.CodeType, opname: str) -> int:
+    """The line of the first instruction of a kind, 0 if there is none."""
+    line = 0
+    starts = dict(dis.findlinestarts(code))
+    for step in dis.get_instructions(code):
+        line = starts.get(step.offset) or line
+        if step.opname == opname:
+            return line
+    return 0
 
 
 # By converted code: where its cells are in the closure of the function, -1 for the runtime. None: that alone.

@@ -78,7 +78,11 @@ class Expressions(ast.NodeTransformer):
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
         if self.thunks:
-            raise Unsupported("`:=` in an operand that not all lanes evaluate")
+            raise Unsupported(
+                "`:=` stands in an operand that not all lanes evaluate",
+                "name = value  # as a statement before",
+                node.lineno,
+            )
         node.value = self.visit(node.value)
         self.known.add(node.target.id)
         return node
@@ -249,7 +253,9 @@ class Expressions(ast.NodeTransformer):
             if func.id == "super" and not node.args and self.thunks:
                 names = argument_names(self.node)
                 if not names:
-                    raise Unsupported("`super()` without an argument of the function")
+                    raise Unsupported(
+                        "`super()` in a function without arguments", "super(Class, instance)", node.lineno
+                    )
                 node.args = [load_name("__class__"), load_name(names[0])]
             return node
         if isinstance(func, ast.Attribute) and func.attr in REDUCTIONS and isinstance(func.value, ast.Subscript):
@@ -321,7 +327,7 @@ class Expressions(ast.NodeTransformer):
 
     def comprehension(self, node: Any) -> Any:
         if any(generator.is_async for generator in node.generators):
-            raise Unsupported("an asynchronous comprehension")
+            raise Unsupported("it has an asynchronous comprehension", "a loop of statements", node.lineno)
         inner = {name for generator in node.generators for name in _targets(generator.target)}
         known = set(self.known)
         self.known |= inner

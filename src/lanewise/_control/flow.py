@@ -29,7 +29,7 @@ from lanewise._control.choices import (
     unequal,
 )
 from lanewise._control.fusion import fused
-from lanewise._control.iterators import hold_iterators, refuse_iterators
+from lanewise._control.iterators import hold_iterators, iterator_shared, refuse_iterators
 from lanewise._control.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.merging import join as join_values
 from lanewise._control.numbers import one_number as key
@@ -349,7 +349,7 @@ class Loop:
 
     def _leave(self, side: list[tuple[Lanes, list[Any]]], lanes: Lanes, variables: dict) -> None:
         if hold_iterators(variables):
-            raise Restart(self.frame.level)
+            raise Restart(self.frame.level, cause=iterator_shared())
         side.append((lanes, self.frame.state(self.names, variables)))
         if len(side) >= _MANY:
             side[:] = [self._together(side)]
@@ -373,7 +373,7 @@ class Loop:
             self.broke = True
             return
         if self.shared:
-            raise Restart(level)
+            raise Restart(level, cause=iterator_shared())
         self._leave(self.breaks, level.lanes, variables)  # type: ignore[union-attr]
         level.lanes = EMPTY  # type: ignore[union-attr]
         self.parts = True

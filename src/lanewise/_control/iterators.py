@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from lanewise._core.causes import Cause, cause_here
 from lanewise._core.holdings import attributes_of, held, slots_of
 from lanewise._core.lanes import Restart
 from lanewise._core.libraries import of_library
@@ -101,4 +102,11 @@ def refuse_iterators(level: Any, depth: int) -> None:
     if type(variables) is dict:
         variables.clear()  # before Python 3.13 the frame keeps the dict, and what is in it
     if found:
-        raise Restart(level)
+        raise Restart(level, cause=iterator_shared())
+
+
+def iterator_shared() -> Cause | None:
+    """Why code has to run as written that has an iterator where lanes part."""
+    return cause_here(
+        "a variable holds an iterator, or an object that has one, where lanes part", "a list: list(iterator)"
+    )

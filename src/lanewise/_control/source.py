@@ -17,7 +17,22 @@ Function = ast.FunctionDef | ast.Lambda
 
 
 class Unsupported(Exception):
-    """A function that cannot be converted: the message says why."""
+    """A function that cannot be converted: the message says why.
+
+    Attributes:
+        instead: What to write instead.
+        line: Where in its file that is which cannot be converted; 0 for the function as a whole.
+    """
+
+    def __init__(self, why: str, instead: str = "", line: int = 0) -> None:
+        super().__init__(why)
+        self.instead = instead
+        self.line = line
+
+
+_IN_A_FILE = "the function in a file of its own, imported from there"
+READ_AGAIN = "importlib.reload(module), or start Python again, once the file has changed"
+_NAMED = "def name(x): ...  # in place of the lambda"
 
 
 def find_function(func: types.FunctionType) -> Function:
@@ -29,7 +44,7 @@ def find_function(func: types.FunctionType) -> Function:
     code = func.__code__
     lines = linecache.getlines(code.co_filename, func.__globals__)
     if not lines:
-        raise Unsupported(f"no source: {code.co_filename} cannot be read")
+        raise Unsupported(f"it has no source: {code.co_filename} cannot be read", _IN_A_FILE)
     if code.co_name == "<lambda>":
         return _find_lambda(code, lines)
     first = code.co_firstlineno
@@ -41,7 +56,9 @@ def find_function(func: types.FunctionType) -> Function:
             if isinstance(node, ast.FunctionDef) and node.name == code.co_name and _first_line(node) == first:
                 return node
         break
-    raise Unsupported("the source does not hold its definition: the file has changed, or it was made by exec")
+    raise Unsupported(
+        "the source does not hold its definition: the file has changed, or it was made by exec", READ_AGAIN
+    )
 
 
 def _first_line(node: ast.FunctionDef) -> int:
@@ -92,7 +109,7 @@ def _find_lambda(code: types.CodeType, lines: list[str]) -> ast.Lambda:
         try:
             tree = ast.parse("".join(lines))
         except SyntaxError:
-            raise Unsupported("the file of the lambda cannot be parsed") from None
+            raise Unsupported("the file of the lambda cannot be parsed", _NAMED) from None
         kept = lines, [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
         _trees[code.co_filename] = kept
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -111,7 +128,7 @@ def _find_lambda(code: types.CodeType, lines: list[str]) -> ast.Lambda:
     if len(found) != 1:
         found = [node for node in found if same_code(code, compile_definition(node, code))]
     if len(found) != 1:
-        raise Unsupported("it cannot be told which lambda of the line it is")
+        raise Unsupported("it cannot be told which lambda of the line it is", _NAMED)
     return copy.deepcopy(found[0])
 
 

@@ -13,7 +13,9 @@ from lanewise._control.convert import converted
 from lanewise._control.one_by_one import Alone
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
+from lanewise._core.autograd import shared_gradients
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.causes import Cause
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
@@ -31,8 +33,9 @@ from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
 from lanewise.errors import SlowPathWarning, at_user_line, warn_at_user_line
 
-# Code of functions that change what lanes share in a way that converted code cannot: they run as they were written.
-_as_written: set[Any] = set()
+# Code of functions that change what lanes share in a way that converted code cannot, and how, where that is known: they
+# run as they were written.
+_as_written: dict[Any, Cause | None] = {}
 
 
 def run_apart(
@@ -69,12 +72,16 @@ def run_apart(
             with level:
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
-                as_written = partial(_run, level, call.func, lanes, jagged, spec, writes)
-                alone = None if jagged else Alone(code, as_written)
-                with _telling_of_many(level.root.size):
-                    out = boundary(level, thunk, join, structured=func is not None, alone=alone)
+                alone = None if jagged else Alone(code, call.func, lanes, spec, held is None)
+                with _telling_of_many(level.root.size) as times:
+                    out = boundary(
+                        level, thunk, join, structured=func is not None, alone=alone, cause=_as_written.get(code)
+                    )
                 if machine.raised:
                     raise_caught(level, Restart)
+                if func is not None and alone is not None and times.partings():
+                    if level.journal.untouched and not shared_gradients(level):
+                        alone.note_time(level.root.size, times.partings(), times.seconds())
                 check_lost(level, code)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
@@ -94,7 +101,7 @@ def run_apart(
             remember(level, code)
             if not restart.structured:
                 func = None
-                _as_written.add(code)
+                _as_written[code] = restart.cause
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)
@@ -109,23 +116,33 @@ _OFTEN, _FEW_LANES, _LITTLE = 1.5, 32, 4e-4
 class _telling_of_many:
     """Warns inside, at the line of the function that they come to, once lanes part more often than is worth it."""
 
-    __slots__ = ("lanes", "most", "begun", "around")
+    __slots__ = ("lanes", "most", "begun", "before", "around")
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self.most = int(_OFTEN * lanes)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_telling_of_many":
         self.around = machine.limit, machine.tell
+        self.before = machine.partings
         self.begun = time.thread_time()
         if self.lanes >= _FEW_LANES:
             machine.limit, machine.tell = machine.partings + self.most, self.tell
+        return self
 
     def __exit__(self, *exc: object) -> None:
         machine.limit, machine.tell = self.around
 
+    def partings(self) -> int:
+        """How often lanes have parted."""
+        return machine.partings - self.before
+
+    def seconds(self) -> float:
+        """How long the thread has worked."""
+        return time.thread_time() - self.begun
+
     def tell(self) -> None:
-        if time.thread_time() - self.begun > _LITTLE * self.most:
+        if self.seconds() > _LITTLE * self.most:
             return
         warn_at_user_line(
             SlowPathWarning(

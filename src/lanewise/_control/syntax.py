@@ -36,6 +36,7 @@ from lanewise._control.expressions import Expressions
 from lanewise._control.kinds import kinds
 from lanewise._control.scopes import (
     FORKS,
+    JUMPS,
     SCOPES,
     changes_objects,
     declared,
@@ -111,11 +112,17 @@ class _Rewriter(Expressions):
     def run(self) -> None:
         for part in inside(self.body):
             if isinstance(part, _UNSUPPORTED) or type(part).__name__ == "TryStar":
-                raise Unsupported(f"it contains `{type(part).__name__}`")
+                raise Unsupported(f"it contains `{type(part).__name__}`", line=getattr(part, "lineno", 0))
             if isinstance(part, ast.Try) and part.finalbody:
                 guarded = [*part.body, *part.handlers, *part.orelse, *part.finalbody]
-                if any(isinstance(fork, FORKS) and jumps_out([fork]) for fork in inside(guarded)):
-                    raise Unsupported("lanes may leave a `try` with a `finally` one by one")
+                for fork in inside(guarded):
+                    if isinstance(fork, FORKS) and jumps_out([fork]):
+                        jump = next(each for each in inside([fork]) if isinstance(each, JUMPS))
+                        raise Unsupported(
+                            "some lanes may leave a `try` that has a `finally` before others do",
+                            "y = ...  # a variable, in place of the jump; and the jump after the `try`",
+                            jump.lineno,
+                        )
         if isinstance(self.node, ast.Lambda):
             self.node.body = self.visit(self.node.body)
             return
@@ -220,7 +227,11 @@ class _Rewriter(Expressions):
         passing = self.passing.get(id(node), set()) - self.captured
         names = [name for name in self.bound([node.target, *node.body, *node.orelse]) if name not in passing]
         if self.outer & set(stores([node.target])):
-            raise Unsupported("the variable of a `for` belongs to a scope around the function")
+            raise Unsupported(
+                "the variable of a `for` belongs to a scope around the function",
+                "for i in items: name = i  # with a variable of its own",
+                node.lineno,
+            )
         items = call(attribute(loop, "items"), self.visit(node.iter), ast.Constant(_is_temporary(node.iter)))
         start = ast.copy_location(ast.Assign([node.target], load_name("_lw_i")), node)
         before = self.enter_loop(names, [start, *node.body], node.body)

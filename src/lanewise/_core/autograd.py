@@ -257,7 +257,9 @@ def _no_change(like: Tensor, size: int) -> Tensor:
 
 def shared_gradients(level: BatchLevel) -> list[tuple]:
     """What the shared leaves of a level show now: leaf, the lanes' gradients, `.grad`, whether others have set that."""
-    found = []
+    found: list[tuple] = []
+    if not _shown:
+        return found
     for entry in _shown.get(level, {}).values():
         shown = entry.leaf.grad
         touched = shown is None or shown is not entry.grad or shown._version != entry.version

@@ -8,6 +8,7 @@ from torch.autograd.function import Function
 
 from lanewise._core.absent import note, note_together
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.causes import cause_here
 from lanewise._core.dual import DualLevel
 from lanewise._core.hot import inert
 from lanewise._core.lane_level import LaneLevel, home_of, lanes_of
@@ -39,7 +40,7 @@ from lanewise._torch_compat import (
     set_fwd_grad_enabled,
     set_grad_enabled,
 )
-from lanewise.errors import LaneValueError, TransformError, at_user_line, user_place
+from lanewise.errors import LaneValueError, TransformError, at_user_line, calls_within
 
 # --- merging ---------------------------------------------------------------------------------------------------------
 
@@ -348,8 +349,8 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
     call = boundary_of(level)
     if call is not None:
         call.differ(level.lanes, which, counts.shape[0])
-        if counts.shape[0] >= MANY_WAYS:
-            call.place = user_place()
+        if call.calls is None and counts.shape[0] >= MANY_WAYS:
+            call.calls = calls_within("boundary")
     narrow(level, kept)
     return out
 
@@ -390,7 +391,12 @@ def share_no_attribute(tensor: Any) -> None:
         return
     part = component(level, tensor)
     if part is not None and part.level is level and not home_of(part).within(level.lanes):
-        raise Restart(level)
+        raise Restart(
+            level,
+            cause=cause_here(
+                "some lanes set an attribute of a tensor that others have, too", "y = x.view_as(x)  # in the branch"
+            ),
+        )
 
 
 def rows_of(level: BatchLevel, value: BatchTensor) -> Tensor:
@@ -425,8 +431,8 @@ def narrow(level: LaneLevel, positions: Tensor) -> None:
     call = boundary_of(level)
     if call is not None:
         call.narrowings += 1
-        if call.narrowings == MANY_WAYS:
-            call.place = user_place()
+        if call.calls is None and call.narrowings == MANY_WAYS:
+            call.calls = calls_within("boundary")
     if call is not None and machine.level is level:
         call.parted = True
         if call.drew and level.randomness == "different":

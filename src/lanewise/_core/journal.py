@@ -119,6 +119,11 @@ class Journal:
                 continue
             other.copies.setdefault(place, (value, home, copy))
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was written that was there before."""
+        return not (self.copies or self.again or self.own or self.refits)
+
     def undo_updates(self) -> None:
         """Put back running statistics without lanes, and the records of what each lane has done to them."""
         for undo in reversed(self.again.values()):

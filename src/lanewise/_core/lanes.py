@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.causes import Cause
 from lanewise._core.level import on_plane
+from lanewise.errors import Step
 
 try:
     import numpy
@@ -324,14 +326,16 @@ class Restart(BaseException):
     Attributes:
         structured: Whether converted code may still run. Without: the function runs as it was written.
         flat: Whether its lanes may still be all pairs with those of the `vmap` around it.
+        cause: Why converted code will not do, for a warning.
     """
 
-    def __init__(self, level: Any, structured: bool = False, flat: bool = True) -> None:
+    def __init__(self, level: Any, structured: bool = False, flat: bool = True, cause: Cause | None = None) -> None:
         super().__init__()
         self.level = level
         self.structured = structured
         self.flat = flat
-        machine.raised.append((Restart, level, structured, flat))
+        self.cause = cause
+        machine.raised.append((Restart, level, structured, flat, cause))
 
 
 def running_lanes() -> Lanes | None:
@@ -384,10 +388,10 @@ class Boundary:
         draws: What its lanes have drawn (same_draws.py).
         drew, parted: Whether converted code has drawn random numbers, and whether it has left lanes behind.
         narrowings: How often it has left lanes behind.
-        place: File and number of the line of the user's where that made many ways, None before.
+        calls: Those that ran where that made many ways, innermost first; None before.
     """
 
-    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "narrowings", "place", "_groups", "_count")
+    __slots__ = ("level", "base", "made", "room", "draws", "drew", "parted", "narrowings", "calls", "_groups", "_count")
 
     def __init__(self, level: Any, base: Lanes, draws: Any) -> None:
         self.level = level
@@ -397,7 +401,7 @@ class Boundary:
         self.room = 64
         self.drew = self.parted = False
         self.narrowings = 0
-        self.place: tuple[str, int] | None = None
+        self.calls: list[Step] | None = None
         # The group of each lane [base.size], and how many there are: lanes of two groups were seen to differ.
         self._groups: Tensor | None = None
         self._count = 1
