@@ -42,7 +42,6 @@ from lanewise._torch_compat import (
     run_backward,
     saved_tensor_hooks,
 )
-from lanewise._transforms.parting import runner
 from lanewise._transforms.reverse import Gradient, gradient_of
 from lanewise._transforms.vmap import run_parted
 
@@ -119,6 +118,33 @@ class Form:
                     around = {**around, name: given}
         cells = tuple([own[name] for name in self.code.co_freevars])
         return types.FunctionType(self.code, around, func.__name__, None, cells)
+
+    def bound(
+        self, func: types.FunctionType, args: tuple, dims: Sequence[int | None], names: tuple[str, ...], method: bool
+    ) -> tuple[tuple, Sequence[int | None]] | None:
+        """An argument for each parameter but that of a method's instance, and their dims; None where one is missing.
+
+        `names`: of the last arguments.
+        """
+        code = func.__code__
+        parameters = code.co_varnames[method : code.co_argcount]
+        if not names and len(args) == len(parameters):
+            return args, dims
+        count = len(args) - len(names)
+        named = dict(zip(names, zip(args[count:], dims[count:])))
+        defaults = func.__defaults__ or ()
+        pairs = [*zip(args[:count], dims)]
+        for place, name in enumerate(parameters[count:], count):
+            back = place - len(parameters)
+            if name in named and place + method >= code.co_posonlyargcount:
+                pairs.append(named.pop(name))
+            elif -back <= len(defaults):
+                pairs.append((defaults[back], None))
+            else:
+                return None
+        if named or count > len(parameters):
+            return None
+        return tuple([arg for arg, _ in pairs]), [dim for _, dim in pairs]
 
     def retry(self, strict: int) -> bool:
         """A gradient was not finite: whether it may be where more sides are cut off than with `strict`."""
@@ -261,18 +287,30 @@ def _with_rows(arg: Any, own: bool, size: int, wide: bool) -> Any:
     return arg[:, None] if own else arg[None]
 
 
-def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
-    """The result of a `vmap` over dim 0 of arguments, None where its lanes have to part."""
+def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], names: tuple[str, ...] = ()) -> Any:
+    """The result of a `vmap` over dim 0 of arguments, None where its lanes have to part.
+
+    `names`: of the last arguments, which are given by name.
+    """
+    if watched():
+        return None
     gradient = gradient_of(func)
     inner, owner = _with_owner(func if gradient is None else gradient.func)
     form = form_of(inner)
-    if form is None or len(args) + (owner is not None) != form.count or _watched():
+    if form is None:
+        return None
+    count = len(args) - len(names)
+    bound = form.bound(inner, args, in_dims, names, owner is not None)
+    if bound is None:
+        return None
+    args, in_dims = bound
+    if not any(dim is not None for dim in in_dims):
         return None
     run = _Run(form, [dim is not None for dim in in_dims], args)
     if run.size >= form.below or not run.takes(args, inner, owner):
         return None
     if gradient is not None:
-        return _gradient(run, gradient, args)
+        return _gradient(run, gradient, args, count)
     wanted = [place for place, arg in enumerate(args) if is_recorded(arg)] if is_grad_enabled() else []
     if not wanted:
         given = run.results(args, False)
@@ -296,7 +334,7 @@ def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
     return out[0] if one else out
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether anybody looks at operations of plain torch, or a transform is open."""
     return bool(
         standing.levels
@@ -349,10 +387,10 @@ def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Ten
     return found if all(math.isfinite(float(grad.sum())) for grad in found) else None
 
 
-def _gradient(run: _Run, gradient: Gradient, args: tuple) -> Any:
+def _gradient(run: _Run, gradient: Gradient, args: tuple, positional: int) -> Any:
     """The gradient of each lane, as the transform gives it."""
     place = gradient.argnums
-    if type(place) is not int or not 0 <= place < len(args) or gradient.has_aux or any(map(is_recorded, args)):
+    if type(place) is not int or not 0 <= place < positional or gradient.has_aux or any(map(is_recorded, args)):
         return None
     arg = args[place]
     if not isinstance(arg, Tensor) or not arg.is_floating_point():
@@ -417,6 +455,3 @@ def _with(others: list[Any], tensors: Sequence[Tensor]) -> tuple:
     """Arguments from tensors and what stands between them."""
     given = iter(tensors)
     return tuple([next(given) if other is None else other for other in others])
-
-
-runner.masked = run_masked
