@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from lanewise._control.compiling import definition
-from lanewise._control.masks import FEW, Lasting, Masks, Numbers, is_recorded
+from lanewise._control.masks import FEW, Failing, Lasting, Masks, Numbers, is_recorded
 from lanewise._control.predication import Predicated, predicated
 from lanewise._control.source import Unsupported, compile_definition
 from lanewise._core.formulas import pulled
@@ -51,8 +51,10 @@ _TRIES = 3
 # A function with more branches than these runs a small part of what is in it for each of its lanes.
 _BRANCHES = 12
 
-_GIVEN: dict[str, Any] = {"abs": builtins.abs, "range": builtins.range, "torch": torch, "math": math}
-_FREE = frozenset([int, float, types.FunctionType])
+_GIVEN: dict[str, Any] = {name: getattr(builtins, name) for name in ("abs", "enumerate", "len", "range")}
+_GIVEN |= {"torch": torch, "math": math}
+_NUMBERS = frozenset([bool, int, float])
+_FREE = _NUMBERS | {types.FunctionType}
 _NO_NAME = object()
 
 
@@ -64,7 +66,6 @@ class Form:
         count: How many arguments it takes.
         free: The names that it takes from around it.
         attributes: Those of its first argument that it reads: it is a method, then.
-        loops: Whether it goes round a loop, which ends for those lanes that are to come there.
         truths: Whether it may compute with truths.
         below: For how many lanes it is not worth it any more.
         defined: 1 where operations are to be spared operands for which they are not defined: for what is no number,
@@ -73,7 +74,7 @@ class Form:
         missed: How many gradients were not finite even so.
     """
 
-    __slots__ = ("code", "count", "free", "attributes", "loops", "truths", "below", "defined", "strict", "missed")
+    __slots__ = ("code", "count", "free", "attributes", "truths", "below", "defined", "strict", "missed")
 
     def __init__(self, code: types.CodeType, found: Predicated) -> None:
         self.code = code
@@ -81,7 +82,6 @@ class Form:
         self.free = found.free
         self.attributes = found.attributes
         self.below: float = math.inf if found.branches <= _BRANCHES else FEW
-        self.loops = found.loops
         self.truths = found.truths
         self.defined = self.strict = int(found.defined)
         self.missed = 0
@@ -179,15 +179,17 @@ class _Run:
         own: Which of its arguments are different in each lane.
         size, dtype, device: The number of lanes, and of what kind these arguments are.
         wide: Whether there are vectors among the arguments.
+        others: The functions that it calls.
     """
 
-    __slots__ = ("form", "function", "own", "size", "dtype", "device", "wide")
+    __slots__ = ("form", "function", "own", "size", "dtype", "device", "wide", "others")
 
     def __init__(self, form: Form, own: list[bool], args: tuple) -> None:
         first = args[own.index(True)]
         self.form = form
         self.function: Callable | None = None
         self.own = own
+        self.others: dict[types.FunctionType, Callable | None] = {}
         self.size, self.dtype, self.device = first.shape[0], first.dtype, first.device
         self.wide = any(isinstance(arg, Tensor) and arg.dim() > each for arg, each in zip(args, own))
 
@@ -223,6 +225,8 @@ class _Run:
         except Lasting:
             form.below = min(form.below, self.size)
             return None
+        except Failing:
+            return None
         except Exception:
             # Of what fails for a lane that does not come there, the lane is to know nothing.
             form.below = 0
@@ -244,12 +248,18 @@ class _Run:
             return None
         return value.squeeze(1).contiguous() if self.wide and value.shape[1] == 1 else value
 
-    def called(self, func: Any, count: int) -> Callable | None:
-        """A function that this one calls. (A loop in it would go on for lanes that do not come there.)"""
+    def called(self, func: Any, args: tuple, names: tuple[str, ...]) -> tuple[Callable, tuple] | None:
+        """A function that this one calls, and an argument for each of its parameters. `names`: of the last."""
         form = form_of(func)
-        if form is None or form.loops or form.attributes or form.count != count:
+        if form is None or form.attributes:
             return None
-        return form.function(func, self.dtype, self.size, self.wide)
+        bound = form.bound(func, args, (0,) * len(args), names, False)
+        if bound is None or any(dim is None and type(default) not in _NUMBERS for default, dim in zip(*bound)):
+            return None
+        if func not in self.others:
+            self.others[func] = form.function(func, self.dtype, self.size, self.wide)
+        function = self.others[func]
+        return None if function is None else (function, bound[0])
 
     def recorded(self, args: tuple, wanted: Sequence[int]) -> tuple[list[Tensor], tuple[tuple, bool] | None]:
         """What torch records from, in the places `wanted` of the operands, and what `results` gives."""
@@ -349,7 +359,7 @@ def watched() -> bool:
 def _plain(arg: Any, own: bool, dtype: torch.dtype) -> bool:
     """Whether an argument is a number or a vector, of each lane or for all: that one promotes as one of each would."""
     if type(arg) is not Tensor or (not own and arg.dtype is not dtype):
-        return not own and type(arg) in (int, float)
+        return not own and type(arg) in _NUMBERS
     if arg.is_complex() or arg.is_neg() or arg.is_inference():
         return False
     return arg.dim() == own or (arg.dim() == own + 1 and arg.shape[-1] > 1 and arg.is_contiguous())

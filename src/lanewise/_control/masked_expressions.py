@@ -1,6 +1,7 @@
 """Expressions of a function with masks in place of branches: numbers and vectors of all lanes (predication.py)."""
 
 import ast
+from collections.abc import Iterable
 
 from lanewise._control.arithmetic import COMPARISONS, ELEMENTWISE, OPERATORS
 from lanewise._control.builders import attribute, call, load_name
@@ -79,7 +80,7 @@ class MaskedExpressions:
 
     def value(self, node: ast.expr, returned: bool = False) -> ast.expr:
         """An expression whose value is a number of each lane; `returned`: or a tuple of such."""
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        if isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
             return node
         if isinstance(node, ast.Name):
             return self.load(node)
@@ -96,8 +97,8 @@ class MaskedExpressions:
             return ast.Compare(self.value(node.left), node.ops, [self.value(node.comparators[0])])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return of_masks("dot", self.value(node.left), self.value(node.right))
-        if isinstance(node, ast.Subscript) and (place := _whole_number(node.slice)) is not None:
-            return of_masks("entry", self.value(node.value), ast.Constant(place))
+        if isinstance(node, ast.Subscript):
+            return of_masks("entry", self.value(node.value), self.value(node.slice))
         if isinstance(node, ast.IfExp):
             return self.choice(node)
         if isinstance(node, ast.Call):
@@ -119,18 +120,22 @@ class MaskedExpressions:
         sides = []
         for side, holds in ((node.body, True), (node.orelse, False)):
             self.path = (*path, (condition, holds))
-            sides.append(self.value(side))
+            value = self.value(side)
+            sides.append(ast.IfExp(self.taken(calls_by_name([side])), value, ast.Constant(None)))
         self.path = path
         return of_masks("where", test, *sides)
 
     def function(self, node: ast.Call) -> ast.expr:
         func = node.func
-        if isinstance(func, ast.Name) and not node.keywords:
-            given = [self.value(arg) for arg in node.args]
+        if isinstance(func, ast.Name):
+            given = [self.value(arg) for arg in (*node.args, *[each.value for each in node.keywords])]
             if func.id == "abs":
                 return ast.Call(self.load(func), given, [])
+            if func.id == "len":
+                return of_masks("length", self.load(func), *given)
             self.calls_others = True
-            return of_masks("call", self.load(func), *given)
+            names = ast.Constant(tuple([each.arg for each in node.keywords]))  # type: ignore[arg-type]
+            return of_masks("call", self.load(func), names, self.here(self.path), *given)
         if not isinstance(func, ast.Attribute):
             raise Unsupported("a call of a function that is not known")
         name = func.attr
@@ -157,6 +162,16 @@ class MaskedExpressions:
         out = ast.Call(new, [self.value(arg) for arg in node.args], keywords)
         self.narrow -= name in _NARROW
         return out
+
+    def taken(self, asks: bool) -> ast.expr:
+        """Whether to run what is on the path at hand. `asks`: only if some lanes come there."""
+        condition, holds = self.path[-1]
+        others = [where_it_counts(place) for place in self.path[:-1]] if asks else []
+        return of_masks("taken", load_name(condition), ast.Constant(holds), ast.Constant(asks), *others)
+
+    def here(self, path: Path) -> ast.expr:
+        """The lanes of a path."""
+        return of_masks("here", *[where_it_counts(place) for place in path])
 
     def constant(self, name: str, node: ast.expr) -> ast.expr:
         """`torch.zeros(())`, `torch.ones(())` or `torch.tensor(1.5)`: the number in it."""
@@ -185,13 +200,17 @@ class MaskedExpressions:
         return out
 
 
-def _whole_number(node: ast.expr) -> int | None:
-    """What a number stands for that is written out."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = _whole_number(node.operand)
-        return None if number is None else -number
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+def calls_by_name(nodes: Iterable[ast.AST]) -> bool:
+    """Whether they may call a function of the user's."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) for each in nodes for node in ast.walk(each)
+    )
 
 
 def of_masks(method: str, *args: ast.expr) -> ast.expr:
     return call(attribute(MASKS, method), *args)
+
+
+def where_it_counts(place: tuple[str, bool]) -> ast.expr:
+    condition, holds = place
+    return load_name(condition) if holds else of_masks("negated", load_name(condition))

@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lanewise._control.arithmetic import truths_in_numbers
-from lanewise._control.builders import assign, load_name, when
-from lanewise._control.masked_expressions import MASKS, MaskedExpressions, Path, of_masks
+from lanewise._control.builders import assign, bind, load_name, when
+from lanewise._control.masked_expressions import MASKS, MaskedExpressions, Path, calls_by_name, of_masks
 from lanewise._control.scopes import jumps_out, stores
 from lanewise._control.source import Function, Unsupported, argument_names
 
@@ -39,7 +39,6 @@ class Predicated(NamedTuple):
         free: The names that it takes from around it.
         attributes: Those of its first argument that it reads.
         branches: How many it had.
-        loops: Whether it goes round a loop.
         truths: Whether it may compute with truths.
         defined: Whether operations had better be spared numbers for which they are not defined.
     """
@@ -48,7 +47,6 @@ class Predicated(NamedTuple):
     free: frozenset[str]
     attributes: frozenset[str]
     branches: int
-    loops: bool
     truths: bool
     defined: bool
 
@@ -74,7 +72,7 @@ def predicated(node: Function) -> Predicated:
     ast.fix_missing_locations(ast.copy_location(out, node))
     free, attributes = frozenset(writer.free), frozenset(writer.attributes)
     truths = any(map(truths_in_numbers, given))
-    return Predicated(out, free, attributes, writer.branches, writer.loops, truths, writer.defined)
+    return Predicated(out, free, attributes, writer.branches, truths, writer.defined)
 
 
 class _Loop:
@@ -109,14 +107,14 @@ class _Writer(MaskedExpressions):
 
     Attributes:
         owned: Names that the function binds that no other name stands for the value of.
-        loops: Whether it goes round a loop.
+        left: In a loop with `continue`, the variable that says which lanes break it off in this round.
         statements: The number of statements so far.
     """
 
     def __init__(self, node: Function) -> None:
         super().__init__(node)
         self.owned = _owned([] if isinstance(node, ast.Lambda) else node.body, argument_names(node))
-        self.loops = False
+        self.left: str | None = None
         self.statements = 0
 
     def block(self, body: list[ast.stmt], path: Path, loop: _Loop | None = None) -> list[ast.stmt]:
@@ -130,6 +128,10 @@ class _Writer(MaskedExpressions):
             if isinstance(statement, ast.Return) and statement.value is not None and loop is None:
                 out.append(self.bind(_RESULT, self.value(statement.value, True), path))
                 return out
+            if isinstance(statement, (ast.If, ast.Assert)) and (failure := _failure(statement)) is not None:
+                test, others = failure
+                out.append(ast.Expr(of_masks("never", self.here(path), self.condition(test))))
+                return [*out, *self.block([*others, *rest], path, loop)]
             if isinstance(statement, ast.If):
                 jumps = jumps_out([statement])
                 if ast.Return in jumps and loop is None:
@@ -137,7 +139,7 @@ class _Writer(MaskedExpressions):
                         [*side, *([] if _returns(side) else rest)] for side in (statement.body, statement.orelse)
                     ]
                     return [*out, *self.branch(statement.test, yes, no, path, [_RESULT])]
-                if jumps:
+                if jumps and (loop is not None or self.left is None):
                     return [*out, *self.leave(statement, rest, path, loop)]
                 names = stores([*statement.body, *statement.orelse])
                 out.extend(self.branch(statement.test, statement.body, statement.orelse, path, names))
@@ -149,6 +151,8 @@ class _Writer(MaskedExpressions):
                 out.extend(self.loop(statement, path))
             elif isinstance(statement, ast.Assign):
                 out.extend(self.assignment(statement, path))
+            elif isinstance(statement, ast.Break) and loop is None and self.left is not None:
+                out.append(assign(self.left, of_masks("any_of", load_name(self.left), self.here(path))))
             elif isinstance(statement, ast.AugAssign):
                 out.append(self.update(statement, path))
             elif not isinstance(statement, ast.Pass) and not _is_docstring(statement):
@@ -164,12 +168,16 @@ class _Writer(MaskedExpressions):
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Name):
             return [self.bind(target.id, self.value(node.value), path)]
-        values = node.value.elts if isinstance(node.value, ast.Tuple) else []
         names = target.elts if isinstance(target, ast.Tuple) else []
-        if len(node.targets) > 1 or len(values) != len(names) or not all(isinstance(name, ast.Name) for name in names):
+        if len(node.targets) > 1 or not all(isinstance(name, ast.Name) for name in names):
             raise Unsupported("an assignment to anything but variables")
         held = [self.new() for _ in names]
-        out = [assign(each, self.value(value)) for each, value in zip(held, values)]
+        if isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(names):
+            out = [assign(each, self.value(value)) for each, value in zip(held, node.value.elts)]
+        elif isinstance(node.value, ast.Call):
+            out = [bind(held, of_masks("parts", self.value(node.value), ast.Constant(len(names))))]
+        else:
+            raise Unsupported("an assignment to anything but variables")
         return [*out, *[self.bind(name.id, load_name(each), path) for name, each in zip(names, held)]]  # type: ignore[attr-defined]
 
     def update(self, node: ast.AugAssign, path: Path) -> ast.stmt:
@@ -191,17 +199,24 @@ class _Writer(MaskedExpressions):
         held = {name: self.new() for name in names}
         was = {name: self.new() for name in stores([*body, *orelse]) if name in before}
         out.extend(assign(copied, load_name(name)) for name, copied in was.items())
-        out.extend(self.block(body, (*path, (condition, True))))
+        out.extend(assign(name, ast.Constant(None)) for name in names if name not in before)
+        out.extend(self.side(body, (*path, (condition, True))))
         first, self.bound, self.made = self.bound, set(before), dict(made)
         out.extend(assign(held[name], load_name(name)) for name in names if name in first)
         out.extend(assign(name, load_name(copied)) for name, copied in was.items())
-        out.extend(self.block(orelse, (*path, (condition, False))))
+        out.extend(self.side(orelse, (*path, (condition, False))))
         self.bound &= first
         self.made = made
         for name in names:
             if name in self.bound:
                 out.append(self.bind(name, _choice(condition, load_name(held[name]), load_name(name)), path))
         return out
+
+    def side(self, body: list[ast.stmt], path: Path) -> list[ast.stmt]:
+        """One side of a branch."""
+        new = self.block(body, path)
+        self.path = path
+        return [when(self.taken(calls_by_name(body)), *new)] if new else []
 
     def returning_loop(self, node: ast.While | ast.For, rest: list[ast.stmt], path: Path) -> list[ast.stmt]:
         """A loop in which lanes may return, and what the others do afterwards."""
@@ -219,14 +234,13 @@ class _Writer(MaskedExpressions):
         if node.orelse:
             raise Unsupported("the `else` of a loop")
         self.branches += 1
-        self.loops = True
         going = self.new()
         before, made = set(self.bound), dict(self.made)
         loop = _Loop(going, [name for name in stores(node.body) if name in before], returned, value)
         for name in loop.carried:
             self.made[name] = path
         inside = (*path, (going, True))
-        out = [assign(going, of_masks("all_of", *[_where_it_counts(place) for place in path]))]
+        out = [assign(going, self.here(path))]
         body = [when(ast.Compare(load_name(going), [ast.Is()], [ast.Constant(False)]), ast.Break())]
         if isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and node.test.value is True:
             around: ast.stmt = ast.While(ast.Constant(True), body, [])
@@ -236,22 +250,44 @@ class _Writer(MaskedExpressions):
             around = ast.While(ast.Constant(True), body, [])
             body.insert(0, assign(going, test))
         else:
-            if not isinstance(node.target, ast.Name) or node.target.id in before:
+            targets = stores([node.target])
+            if not before.isdisjoint(targets):
                 raise Unsupported("the variable of a loop has a value before")
-            around = ast.For(ast.Name(node.target.id, ast.Store()), self.rounds(node.iter), body, [])
-            self.bound.add(node.target.id)
-        body.extend([*loop.hold(), *self.block(node.body, inside, loop), *loop.choose()])
+            self.path = path
+            around = ast.For(node.target, self.rounds(node.iter, node.target), body, [])
+            self.bound.update(targets)
+        around_left, self.left = self.left, None
+        if ast.Continue in jumps_out(node.body):
+            body.extend([*loop.hold(), *self.body_with_continue(node.body, inside, going), *loop.choose()])
+            stay = of_masks("going", load_name(going), of_masks("negated", load_name(f"{going}_left")))
+            body.append(assign(going, stay))
+        else:
+            body.extend([*loop.hold(), *self.block(node.body, inside, loop), *loop.choose()])
+        self.left = around_left
         self.bound, self.made = before, made
         for name in loop.carried:
             self.made[name] = path
         return [*out, around]
 
-    def rounds(self, node: ast.expr) -> ast.expr:
-        """`range(...)` of numbers that all lanes share."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
-            if not node.keywords and all(isinstance(arg, (ast.Constant, ast.Name)) for arg in node.args):
-                return ast.Call(self.load(node.func), [self.value(arg) for arg in node.args], [])
-        raise Unsupported("a loop over anything but a range")
+    def body_with_continue(self, body: list[ast.stmt], path: Path, going: str) -> list[ast.stmt]:
+        """The body of a loop in which lanes may go on to the next round: those that break it off do so, too."""
+        if ast.Return in jumps_out(body):
+            raise Unsupported("a `return` in a loop with `continue`")
+        self.left = f"{going}_left"
+        return [assign(self.left, ast.Constant(False)), *self.block(_jumps_at_ends(body), path)]
+
+    def rounds(self, node: ast.expr, target: ast.expr) -> ast.expr:
+        """`range(...)` of numbers that all lanes share, or the entries of a vector, which may be counted."""
+        called = node.func if isinstance(node, ast.Call) and not node.keywords else None
+        if isinstance(called, ast.Name) and isinstance(node, ast.Call) and called.id in ("range", "enumerate"):
+            given = [self.value(arg) for arg in node.args]
+            if called.id == "range" and isinstance(target, ast.Name):
+                return ast.Call(self.load(called), given, [])
+            if isinstance(target, ast.Tuple) and all(isinstance(each, ast.Name) for each in target.elts):
+                return ast.Call(self.load(called), [of_masks("entries", given[0]), *given[1:]], [])
+        elif isinstance(target, ast.Name):
+            return of_masks("entries", self.value(node))
+        raise Unsupported("a loop over anything but a range or a vector")
 
     def leave(self, node: ast.If, rest: list[ast.stmt], path: Path, loop: _Loop | None) -> list[ast.stmt]:
         """`if test: ...; break`, or `if test: return ...`, and what follows it in the loop."""
@@ -313,9 +349,29 @@ def _choice(condition: str, yes: ast.expr, no: ast.expr) -> ast.expr:
     return of_masks("where", load_name(condition), yes, no)
 
 
-def _where_it_counts(place: tuple[str, bool]) -> ast.expr:
-    condition, holds = place
-    return load_name(condition) if holds else of_masks("negated", load_name(condition))
+def _failure(node: ast.If | ast.Assert) -> tuple[ast.expr, list[ast.stmt]] | None:
+    """When a statement raises, and what it does else; None for one that does not raise at the end of a side."""
+    if isinstance(node, ast.Assert):
+        return (ast.UnaryOp(ast.Not(), node.test) if __debug__ else ast.Constant(0)), []
+    if isinstance(node.body[-1], ast.Raise):
+        return node.test, node.orelse
+    if node.orelse and isinstance(node.orelse[-1], ast.Raise):
+        return ast.UnaryOp(ast.Not(), node.test), node.body
+    return None
+
+
+def _jumps_at_ends(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body of a loop with what follows a jump in the sides that do not jump; `continue` goes without saying."""
+    for position, node in enumerate(body):
+        if isinstance(node, ast.Continue):
+            return body[:position]
+        if isinstance(node, ast.Break):
+            return body[: position + 1]
+        if isinstance(node, ast.If) and jumps_out([node]):
+            rest = body[position + 1 :]
+            yes, no = [_jumps_at_ends([*side, *rest]) for side in (node.body, node.orelse)]
+            return [*body[:position], ast.If(node.test, yes or [ast.Pass()], no)]
+    return body
 
 
 def _returns(body: Iterable[ast.stmt]) -> bool:
