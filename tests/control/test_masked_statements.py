@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lanewise import grad, vmap
-from lanewise._control.masked_calls import form_of, run_masked
+from lanewise._control.masked_calls import form_of
+from lanewise._control.masked_lanes import run_masked
 from tests.control.cheap_programs import Wider, program
 
 D = torch.float64

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, value_and_grad, vmap
 from lanewise._control import masked_calls, masks
-from lanewise._control.masked_calls import form_of, run_masked
+from lanewise._control.masked_calls import form_of
+from lanewise._control.masked_lanes import run_masked
 from lanewise._core import rows
 from lanewise._core.lanes import machine
 from lanewise._transforms.parting import runner

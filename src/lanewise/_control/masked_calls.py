@@ -3,15 +3,9 @@
 To part lanes, to gather their values and to put them together costs more than such a function does. predication.py says
 which functions these are. A call is served where all its operands are plain tensors `[B]` or `[B, S]`, a number or a
 vector of each lane, and nothing else looks on; for any other the lanes part.
-
-Derivatives are torch's of the function with masks. A lane gets zero from a side that it does not take, which is not the
-same as nothing: times an infinite derivative it is no number. A gradient that is finite everywhere shows that this did
-not happen. Otherwise the sides are cut off from the lanes that do not take them (`strict`), at first the operands of
-operations that are not defined for all numbers. Where that does not help, the lanes part.
 """
 
 import builtins
-import functools
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -19,35 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function
 
 from lanewise._control.compiling import definition
-from lanewise._control.masks import FEW, Failing, Lasting, Masks, Numbers, is_recorded
+from lanewise._control.masks import FEW, Failing, Lasting, Masks, Numbers
 from lanewise._control.predication import Predicated, predicated
 from lanewise._control.source import Unsupported, compile_definition
-from lanewise._core.formulas import pulled
 from lanewise._core.hot import inert
-from lanewise._core.level import standing
-from lanewise._torch_compat import (
-    BATCHED_KEY,
-    apply_plainly,
-    dispatch_keys_of,
-    dispatch_mode_count,
-    forward_level,
-    function_mode_count,
-    has_module_hooks,
-    is_any_autocast_enabled,
-    is_grad_enabled,
-    is_inference_mode_enabled,
-    run_backward,
-    saved_tensor_hooks,
-)
-from lanewise._transforms.reverse import Gradient, gradient_of
-from lanewise._transforms.vmap import run_parted
+from lanewise._torch_compat import has_module_hooks
 
 STRICTEST = 2
-# So many times may the gradient of a function need that its lanes part, before nothing else is tried.
-_TRIES = 3
 # A function with more branches than these runs a small part of what is in it for each of its lanes.
 _BRANCHES = 12
 
@@ -171,7 +145,7 @@ def form_of(func: Any) -> Form | None:
     return _forms[code]
 
 
-class _Run:
+class Run:
     """How a function runs with masks in one call.
 
     Attributes:
@@ -212,13 +186,21 @@ class _Run:
             self.function = function
         return function is not None
 
-    def results(self, args: tuple, recording: bool) -> tuple[tuple, bool] | None:
-        """The results `[size]` or `[size, S]`, and whether they are one; None where masks do not give them."""
+    def results(self, args: tuple, recording: bool, further: bool = False) -> tuple[tuple, bool] | None:
+        """The results `[size]` or `[size, S]`, and whether they are one; None where masks do not give them.
+
+        `further`: what torch records is differentiated more than once, or tangents are carried along.
+        """
         form = self.form
         if self.wide or not all(self.own):
             args = tuple([_with_rows(arg, own, self.size, self.wide) for arg, own in zip(args, self.own)])
         masks = Masks(
-            self.size, self.device, self.wide, recording, form.strict if recording else form.defined, self.called
+            self.size,
+            self.device,
+            self.wide,
+            int(recording) + further,
+            form.strict if recording else form.defined,
+            self.called,
         )
         try:
             out = self.function(masks, *args)  # type: ignore[misc]
@@ -269,7 +251,7 @@ class _Run:
             return leaves, self.results(tuple(operands), True)
 
 
-def _with_owner(func: Any) -> tuple[Any, Any]:
+def with_owner(func: Any) -> tuple[Any, Any]:
     """The function of a method, or that a module runs, and whose it is; None for another function."""
     if isinstance(func, nn.Module) and type(func).__call__ is nn.Module.__call__ and not has_module_hooks(func):
         func = func.forward
@@ -297,65 +279,6 @@ def _with_rows(arg: Any, own: bool, size: int, wide: bool) -> Any:
     return arg[:, None] if own else arg[None]
 
 
-def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], names: tuple[str, ...] = ()) -> Any:
-    """The result of a `vmap` over dim 0 of arguments, None where its lanes have to part.
-
-    `names`: of the last arguments, which are given by name.
-    """
-    if watched():
-        return None
-    gradient = gradient_of(func)
-    inner, owner = _with_owner(func if gradient is None else gradient.func)
-    form = form_of(inner)
-    if form is None:
-        return None
-    count = len(args) - len(names)
-    bound = form.bound(inner, args, in_dims, names, owner is not None)
-    if bound is None:
-        return None
-    args, in_dims = bound
-    if not any(dim is not None for dim in in_dims):
-        return None
-    run = _Run(form, [dim is not None for dim in in_dims], args)
-    if run.size >= form.below or not run.takes(args, inner, owner):
-        return None
-    if gradient is not None:
-        return _gradient(run, gradient, args, count)
-    wanted = [place for place, arg in enumerate(args) if is_recorded(arg)] if is_grad_enabled() else []
-    if not wanted:
-        given = run.results(args, False)
-        if given is None:
-            return None
-        out, one = given
-        out = tuple([_apart(each, args) for each in out])
-        return out[0] if one else out
-    if not _records(form):
-        return None
-    strict = form.strict
-    leaves, given = run.recorded(args, wanted)
-    if given is None:
-        return None
-    results, one = given
-    shown: Any = iter(())
-    if any(each.requires_grad for each in results):
-        apart = functools.partial(run_parted, func, in_dims, run.size)
-        shown = iter(apply_plainly(_Recorded, (run, strict, apart, wanted, leaves, results), *args))
-    out = tuple([next(shown) if each.requires_grad else each for each in results])
-    return out[0] if one else out
-
-
-def watched() -> bool:
-    """Whether anybody looks at operations of plain torch, or a transform is open."""
-    return bool(
-        standing.levels
-        or dispatch_mode_count()
-        or function_mode_count()
-        or is_any_autocast_enabled()
-        or is_inference_mode_enabled()
-        or forward_level() >= 0
-    )
-
-
 def _plain(arg: Any, own: bool, dtype: torch.dtype) -> bool:
     """Whether an argument is a number or a vector, of each lane or for all: that one promotes as one of each would."""
     if type(arg) is not Tensor or (not own and arg.dtype is not dtype):
@@ -363,105 +286,3 @@ def _plain(arg: Any, own: bool, dtype: torch.dtype) -> bool:
     if arg.is_complex() or arg.is_neg() or arg.is_inference():
         return False
     return arg.dim() == own or (arg.dim() == own + 1 and arg.shape[-1] > 1 and arg.is_contiguous())
-
-
-def _apart(out: Any, args: tuple) -> Any:
-    """A result that is no argument itself."""
-    return out.view_as(out) if any(out is arg for arg in args) else out
-
-
-def _records(form: Form) -> bool:
-    return form.missed < _TRIES and saved_tensor_hooks() is None and not torch.is_anomaly_enabled()
-
-
-def _pulled(results: tuple, cotangents: tuple, leaves: list[Tensor]) -> list[Tensor] | None:
-    """The leaves' cotangents, None where they are not finite, or a side has none, such as `x // 2`."""
-    roots: tuple = ()
-    seeds: tuple = ()
-    for out, cotangent in zip(results, cotangents):
-        if cotangent is not None and out.requires_grad:
-            roots += (out,)
-            seeds += (cotangent,)
-    if not roots:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    try:
-        grads = run_backward(roots, seeds, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
-    except RuntimeError:
-        return None
-    found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves)]
-    if any(dispatch_keys_of(seed).has(BATCHED_KEY) for seed in seeds):
-        # Those of `is_grads_batched` cannot be asked for numbers: derivatives are finite where those of ones are.
-        ones = tuple([torch.ones_like(out) for out in results])
-        return None if _pulled(results, ones, leaves) is None else found
-    # A sum is finite only if all that it adds up is.
-    return found if all(math.isfinite(float(grad.sum())) for grad in found) else None
-
-
-def _gradient(run: _Run, gradient: Gradient, args: tuple, positional: int) -> Any:
-    """The gradient of each lane, as the transform gives it."""
-    place = gradient.argnums
-    if type(place) is not int or not 0 <= place < positional or gradient.has_aux or any(map(is_recorded, args)):
-        return None
-    arg = args[place]
-    if not isinstance(arg, Tensor) or not arg.is_floating_point():
-        return None
-    if not run.own[place]:
-        args = (*args[:place], arg.expand(run.size, *arg.shape).contiguous(), *args[place + 1 :])
-        run.own[place] = True
-    while _records(run.form):
-        strict = run.form.strict
-        leaves, given = run.recorded(args, (place,))
-        if given is None:
-            return None
-        (value, *others), one = given
-        if others or not one or not value.is_floating_point() or value.dim() > 1:
-            return None
-        found = _pulled((value,), (torch.ones_like(value),), leaves)
-        if found is not None:
-            return gradient.result(found[0], value.detach())
-        if not run.form.retry(strict):
-            break
-    return None
-
-
-class _Recorded(Function):
-    """A function with masks as one operation of plain torch, which has recorded its parts."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: tuple, *args: Any) -> tuple:  # type: ignore[override]
-        # In a tuple, where autograd does not see what was recorded.
-        ctx.parts = parts
-        ctx.set_materialize_grads(False)  # what nobody has used
-        ctx.others = [None if isinstance(arg, Tensor) else arg for arg in args]
-        ctx.save_for_backward(*[arg for arg in args if isinstance(arg, Tensor)])
-        return tuple([out.detach() for out in parts[-1] if out.requires_grad])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:  # type: ignore[override]
-        run, strict, apart, wanted, leaves, results = ctx.parts
-        found = iter(cotangents)
-        cotangents = tuple([next(found) if out.requires_grad else None for out in results])
-        grads = None
-        if not is_grad_enabled() and all(each is None or inert(each) for each in cotangents):
-            grads = _pulled(results, cotangents, leaves)
-            while grads is None and run.form.retry(strict):
-                strict = run.form.strict
-                leaves, given = run.recorded(_with(ctx.others, ctx.saved_tensors), wanted)
-                if given is not None:
-                    grads = _pulled(given[0], cotangents, leaves)
-        if grads is None:
-
-            def parting(*tensors: Tensor) -> tuple:
-                out = apart(_with(ctx.others, tensors))
-                return out if type(out) is tuple else (out,)
-
-            found = iter(pulled(parting, ctx.saved_tensors, cotangents))
-            return None, *[next(found) if other is None else None for other in ctx.others]
-        by_place = dict(zip(wanted, grads))
-        return None, *[by_place.get(place) for place in range(len(ctx.others))]
-
-
-def _with(others: list[Any], tensors: Sequence[Tensor]) -> tuple:
-    """Arguments from tensors and what stands between them."""
-    given = iter(tensors)
-    return tuple([next(given) if other is None else other for other in others])

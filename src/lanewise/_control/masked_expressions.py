@@ -100,7 +100,7 @@ class MaskedExpressions:
         if isinstance(node, ast.Subscript):
             return of_masks("entry", self.value(node.value), self.value(node.slice))
         if isinstance(node, ast.IfExp):
-            return self.choice(node)
+            return self.choice(node, returned)
         if isinstance(node, ast.Call):
             return self.function(node)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in _NUMBERS:
@@ -111,7 +111,7 @@ class MaskedExpressions:
             return ast.Attribute(load_name(node.value.id), node.attr, ast.Load())
         raise Unsupported(f"`{type(node).__name__}`")
 
-    def choice(self, node: ast.IfExp) -> ast.expr:
+    def choice(self, node: ast.IfExp, returned: bool) -> ast.expr:
         """`a if test else b`"""
         self.branches += 1
         condition = self.new()
@@ -120,7 +120,7 @@ class MaskedExpressions:
         sides = []
         for side, holds in ((node.body, True), (node.orelse, False)):
             self.path = (*path, (condition, holds))
-            value = self.value(side)
+            value = self.value(side, returned)
             sides.append(ast.IfExp(self.taken(calls_by_name([side])), value, ast.Constant(None)))
         self.path = path
         return of_masks("where", test, *sides)

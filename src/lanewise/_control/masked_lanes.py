@@ -3,13 +3,25 @@
 The lanes of a `vmap` of a `vmap` are the pairs of both: what the one maps and the other does not is repeated.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._control.masked_calls import run_masked, watched
+from lanewise._control.masked_calls import Run, form_of, with_owner
+from lanewise._control.masked_derivatives import derivatives_of, differentiated, recorded_call
+from lanewise._control.masks import is_recorded
+from lanewise._core.level import standing
 from lanewise._core.trees import PrefixMismatch, Spec, flatten_with_prefix, unflatten
+from lanewise._torch_compat import (
+    dispatch_mode_count,
+    forward_level,
+    function_mode_count,
+    is_any_autocast_enabled,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+)
 from lanewise._transforms.vmap import lane_rows, mapping_of
 
 
@@ -115,3 +127,55 @@ def _put_back(out: Any, sizes: list[int], out_dims: list[Any]) -> tuple[list, li
             value = value.movedim(place, place + to % rank) if to else value
         leaves[position] = value
     return leaves, dims, spec
+
+
+def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], names: tuple[str, ...] = ()) -> Any:
+    """The result of a `vmap` over dim 0 of arguments, None where its lanes have to part.
+
+    `names`: of the last arguments, which are given by name.
+    """
+    if watched():
+        return None
+    transforms, inner = derivatives_of(func)
+    inner, owner = with_owner(inner)
+    form = form_of(inner)
+    if form is None:
+        return None
+    count = len(args) - len(names)
+    bound = form.bound(inner, args, in_dims, names, owner is not None)
+    if bound is None:
+        return None
+    args, in_dims = bound
+    if not any(dim is not None for dim in in_dims):
+        return None
+    run = Run(form, [dim is not None for dim in in_dims], args)
+    if run.size >= form.below or not run.takes(args, inner, owner):
+        return None
+    if transforms:
+        return differentiated(run, transforms, args, count)
+    wanted = [place for place, arg in enumerate(args) if is_recorded(arg)] if is_grad_enabled() else []
+    if not wanted:
+        given = run.results(args, False)
+        if given is None:
+            return None
+        out, one = given
+        out = tuple([_apart(each, args) for each in out])
+        return out[0] if one else out
+    return recorded_call(run, func, args, in_dims, wanted)
+
+
+def watched() -> bool:
+    """Whether anybody looks at operations of plain torch, or a transform is open."""
+    return bool(
+        standing.levels
+        or dispatch_mode_count()
+        or function_mode_count()
+        or is_any_autocast_enabled()
+        or is_inference_mode_enabled()
+        or forward_level() >= 0
+    )
+
+
+def _apart(out: Any, args: tuple) -> Any:
+    """A result that is no argument itself."""
+    return out.view_as(out) if any(out is arg for arg in args) else out

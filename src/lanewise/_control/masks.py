@@ -151,7 +151,7 @@ class Masks:
         wide: Whether there are vectors.
         lanes: Those that come to the code that runs, True for all.
         strict: Up to which of the sides that a lane does not take nothing comes back to it from them (`Masks.only`).
-        recording: Whether torch records.
+        recording: Whether torch records: 2 for what is differentiated more than once.
     """
 
     __slots__ = (
@@ -169,7 +169,7 @@ class Masks:
     )
 
     def __init__(
-        self, size: int, device: torch.device, wide: bool, recording: bool, strict: int, called: Callable
+        self, size: int, device: torch.device, wide: bool, recording: int, strict: int, called: Callable
     ) -> None:
         self.size = size
         self.device = device
@@ -390,9 +390,9 @@ class Masks:
         return torch.where(condition, yes, no)
 
     def choice(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-        if not self.recording or not (yes.requires_grad or no.requires_grad):
+        if not self.recording or (self.recording == 1 and not (yes.requires_grad or no.requires_grad)):
             return choose_rows(mask, yes, no)
-        if self.size < _MANY or self.wide:
+        if self.size < _MANY or self.wide or self.recording > 1:
             return torch.where(mask, yes, no)
         return apply_plainly(_Choice, mask, yes, no)
 

@@ -320,7 +320,7 @@ class Gradient:
 
     Attributes:
         func, argnums, has_aux: What they were given.
-        result: What the function returns, from the gradient and the value.
+        result: What the function returns, from the gradient and the value, or `(value, aux)` if `has_aux`.
     """
 
     __slots__ = ("func", "argnums", "has_aux", "result")
@@ -332,7 +332,7 @@ class Gradient:
 
 
 _RESULTS: dict[types.CodeType, Callable[[Any, Any], Any]] = {
-    code_made_by(grad): lambda gradient, value: gradient,
+    code_made_by(grad): lambda gradient, value: (gradient, value[1]) if type(value) is tuple else gradient,
     code_made_by(grad_and_value): lambda gradient, value: (gradient, value),
     code_made_by(value_and_grad): lambda gradient, value: (value, gradient),
 }
