@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lanewise import grad, vmap
+from lanewise import functional_call, grad, vmap
 from lanewise._control.masked_calls import form_of
 from lanewise._control.masked_lanes import run_masked
 from tests.control.cheap_programs import Wider, program
@@ -259,6 +259,97 @@ def test_a_comparison_of_a_number_with_a_tensor() -> None:
     assert out is not None
     assert torch.equal(out, loop(f, xs))
     assert out[0] == 2 * xs[0]
+
+
+# --- tensors around ---------------------------------------------------------------------------------------------------
+
+COEFFICIENTS = torch.tensor([0.5, -1.0, 2.0], dtype=D)
+SCALE = torch.tensor(1.5, dtype=D)
+
+
+def polynomial(x: Tensor, y: Tensor) -> Tensor:
+    total = y * 0
+    for c in COEFFICIENTS:
+        total = total * x + c
+    return total if total > y else total * COEFFICIENTS[0] + SCALE
+
+
+def projected(v: Tensor, y: Tensor) -> Tensor:
+    s = v @ COEFFICIENTS
+    return v * s if s > y else COEFFICIENTS - v
+
+
+class Layer(torch.nn.Module):
+    bias: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(COEFFICIENTS.clone())
+        self.register_buffer("bias", torch.tensor(0.25, dtype=D))
+        self.slope = 0.1
+
+    def forward(self, v: Tensor, y: Tensor) -> Tensor:
+        s = v @ self.weight + self.bias
+        if self.training and s > y:
+            return s * y
+        return s * self.slope
+
+
+@pytest.mark.parametrize("f", [polynomial, projected], ids=lambda f: f.__name__)
+def test_tensors_around(f: Callable, monkeypatch) -> None:
+    args = (XS if f is polynomial else WIDE, YS)
+    for values in (COEFFICIENTS, COEFFICIENTS * 2, COEFFICIENTS[:2].repeat(2)[:3]):
+        monkeypatch.setitem(globals(), "COEFFICIENTS", values)
+        out = run_masked(f, args, (0, 0))
+        assert out is not None
+        torch.testing.assert_close(out, loop(f, *args))
+        leaves = [arg.clone().requires_grad_() for arg in args]
+        want = torch.autograd.grad(loop(f, *leaves).sum(), leaves, materialize_grads=True)
+        got = torch.autograd.grad(vmap(f)(*leaves).sum(), leaves, materialize_grads=True)
+        torch.testing.assert_close(got, want)
+    weights = COEFFICIENTS.clone().requires_grad_()
+    monkeypatch.setitem(globals(), "COEFFICIENTS", weights)
+    assert run_masked(f, args, (0, 0)) is None
+    (want,) = torch.autograd.grad(loop(f, *args).sum(), weights)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(vmap(f)(*args).sum(), weights)[0], want)
+    with torch.no_grad():
+        out = run_masked(f, args, (0, 0))
+        assert out is not None and not out.requires_grad
+        torch.testing.assert_close(out, loop(f, *args))
+
+
+def test_parameters_and_buffers() -> None:
+    layer = Layer()
+    want = loop(layer, WIDE, YS)
+    assert run_masked(layer, (WIDE, YS), (0, 0)) is None  # its parameters are recorded
+    for _ in range(2):
+        got = torch.autograd.grad(vmap(layer)(WIDE, YS).sum(), layer.weight)
+        torch.testing.assert_close(got, torch.autograd.grad(loop(layer, WIDE, YS).sum(), layer.weight))
+    for training in (True, False):
+        layer.train(training)
+        with torch.no_grad():
+            want = loop(layer, WIDE, YS)
+            for _ in range(2):
+                out = run_masked(layer, (WIDE, YS), (0, 0))
+                assert out is not None and not out.requires_grad
+                torch.testing.assert_close(out, want)
+                torch.testing.assert_close(vmap(layer)(WIDE, YS), want)
+                layer.weight.mul_(2)
+                want = loop(layer, WIDE, YS)
+            tensors = {"weight": COEFFICIENTS * 3, "bias": SCALE}
+            want = torch.stack([functional_call(layer, tensors, row) for row in zip(WIDE, YS)])
+            got = functional_call(Mapped(layer), {f"layer.{name}": each for name, each in tensors.items()}, (WIDE, YS))
+            torch.testing.assert_close(got, want)
+
+
+class Mapped(torch.nn.Module):
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, v: Tensor, y: Tensor) -> Tensor:
+        return vmap(self.layer)(v, y)
 
 
 # --- random programs -------------------------------------------------------------------------------------------------

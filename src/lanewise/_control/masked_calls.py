@@ -6,6 +6,7 @@ vector of each lane, and nothing else looks on; for any other the lanes part.
 """
 
 import builtins
+import functools
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from lanewise._control.masks import FEW, Failing, Lasting, Masks, Numbers
 from lanewise._control.predication import Predicated, predicated
 from lanewise._control.source import Unsupported, compile_definition
 from lanewise._core.hot import inert
-from lanewise._torch_compat import has_module_hooks
+from lanewise._torch_compat import has_module_hooks, is_grad_enabled
 
 STRICTEST = 2
 # A function with more branches than these runs a small part of what is in it for each of its lanes.
@@ -60,36 +61,39 @@ class Form:
         self.defined = self.strict = int(found.defined)
         self.missed = 0
 
-    def function(self, func: types.FunctionType, dtype: torch.dtype, size: int, wide: bool) -> Callable | None:
-        """The code as a function with the surroundings of `func`; None where they hold what it cannot take.
+    def around(self, func: types.FunctionType, owner: Any) -> tuple[dict, dict] | None:
+        """The numbers and tensors that the code reads from around a function, and from the one whose method it is.
 
-        They may hold tensors of the dtype of the arguments without dims, and the scopes around it vectors.
+        None where it reads anything else. Tensors are without derivatives where nothing is recorded.
         """
-        if wide and self.truths and dtype not in (torch.get_default_dtype(), torch.int64):
-            return None  # a truth times 1.0 is of the default dtype: a vector and a number may differ, then
         own = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
-        around = func.__globals__
+        found = {}
         for name in self.free:
-            if name in own:
-                try:
-                    value = own[name].cell_contents
-                except ValueError:
-                    return None
-            else:
-                value = func.__globals__.get(name, getattr(builtins, name, _NO_NAME))
+            try:
+                value = own[name].cell_contents if name in own else func.__globals__.get(name, _NO_NAME)
+            except ValueError:
+                return None
+            value = getattr(builtins, name, _NO_NAME) if value is _NO_NAME else value
             if name in _GIVEN:
                 if _GIVEN[name] is not value:
                     return None
+            elif isinstance(value, Tensor):
+                found[name] = _unrecorded(value)
             elif type(value) not in _FREE:
-                if not isinstance(value, Tensor) or not _plain(value, False, dtype) or not inert(value):
-                    return None
-                if value.dim() and (not wide or name not in own):
-                    return None
-                given = _with_rows(value, False, size, wide)
-                if name in own:
-                    own[name] = types.CellType(given)
-                else:
-                    around = {**around, name: given}
+                return None
+        kept = {name: _unrecorded(_kept(owner, name)) for name in self.attributes}
+        good = all(type(value) in _NUMBERS or isinstance(value, Tensor) for value in kept.values())
+        return (found, kept) if good else None
+
+    def function(self, func: types.FunctionType, tensors: dict[str, Tensor]) -> types.FunctionType:
+        """The code as a function with the surroundings of `func`, but for tensors."""
+        own = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
+        around = func.__globals__
+        for name, value in tensors.items():
+            if name in own:
+                own[name] = types.CellType(value)
+            else:
+                around = {**around, name: value}
         cells = tuple([own[name] for name in self.code.co_freevars])
         return types.FunctionType(self.code, around, func.__name__, None, cells)
 
@@ -169,8 +173,13 @@ class Run:
 
     def takes(self, args: tuple, func: types.FunctionType, owner: Any) -> bool:
         """Whether it can be told that masks give what lanes would that part. `owner`: whose method it is, or None."""
-        if not all(_has_number(owner, name) for name in self.form.attributes):
+        around = self.form.around(func, owner)
+        if around is None:
             return False
+        free, kept = around
+        self.wide = self.wide or any(
+            isinstance(each, Tensor) and each.dim() for each in (*free.values(), *kept.values())
+        )
         if not all(_plain(arg, own, self.dtype) for arg, own in zip(args, self.own)):
             return False
         if self.wide:
@@ -179,12 +188,33 @@ class Run:
                 return False
             if not self.dtype.is_floating_point and self.dtype is not torch.int64:
                 return False
-        function = self.form.function(func, self.dtype, self.size, self.wide)
-        if function is not None and owner is not None:
-            self.function = lambda masks, *args: function(masks, owner, *args)
-        else:
+        kept = self._given(kept)
+        function = self._function(self.form, func, free)
+        if function is None or kept is None:
+            return False
+        if owner is None:
             self.function = function
-        return function is not None
+        else:
+            self.function = functools.partial(_of_owner, function, types.SimpleNamespace(**kept))
+        return True
+
+    def _function(self, form: Form, func: types.FunctionType, tensors: dict[str, Tensor]) -> Callable | None:
+        """A function with masks, None where it may not be what it is in lanes."""
+        if self.wide and form.truths and self.dtype not in (torch.get_default_dtype(), torch.int64):
+            return None  # a truth times 1.0 is of the default dtype: a vector and a number may differ, then
+        given = self._given(tensors)
+        return None if given is None else form.function(func, given)
+
+    def _given(self, values: dict[str, Any]) -> dict[str, Any] | None:
+        """Values that all lanes share, as these have them. They may be tensors of the dtype of the arguments."""
+        found = {}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                if not _plain(value, False, self.dtype) or not inert(value) or (value.dim() and not self.wide):
+                    return None
+                value = _with_rows(value, False, self.size, self.wide)
+            found[name] = value
+        return found
 
     def results(self, args: tuple, recording: bool, further: bool = False) -> tuple[tuple, bool] | None:
         """The results `[size]` or `[size, S]`, and whether they are one; None where masks do not give them.
@@ -239,7 +269,8 @@ class Run:
         if bound is None or any(dim is None and type(default) not in _NUMBERS for default, dim in zip(*bound)):
             return None
         if func not in self.others:
-            self.others[func] = form.function(func, self.dtype, self.size, self.wide)
+            around = form.around(func, None)
+            self.others[func] = None if around is None else self._function(form, func, around[0])
         function = self.others[func]
         return None if function is None else (function, bound[0])
 
@@ -258,11 +289,25 @@ def with_owner(func: Any) -> tuple[Any, Any]:
     return (func.__func__, func.__self__) if type(func) is types.MethodType else (func, None)
 
 
-def _has_number(owner: Any, name: str) -> bool:
-    """Whether an attribute of an object is a number that is kept in it."""
+def _of_owner(function: Callable, owner: Any, masks: Masks, *args: Any) -> Any:
+    return function(masks, owner, *args)
+
+
+def _kept(owner: Any, name: str) -> Any:
+    """The value of an attribute that is kept in an object, or in a module as its parameter or buffer."""
+    kind = type(owner)
+    if kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, name):
+        return _NO_NAME
     kept = getattr(owner, "__dict__", {})
-    plain = type(owner).__getattribute__ is object.__getattribute__ and not hasattr(type(owner), name)
-    return plain and type(kept.get(name)) in (int, float)
+    places = [kept]
+    if isinstance(owner, nn.Module) and kind.__getattr__ is nn.Module.__getattr__:
+        places.extend([kept["_parameters"], kept["_buffers"]])
+    return next((place[name] for place in places if name in place), _NO_NAME)
+
+
+def _unrecorded(value: Any) -> Any:
+    """A tensor without derivatives where nothing is recorded."""
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad and not is_grad_enabled() else value
 
 
 def _with_rows(arg: Any, own: bool, size: int, wide: bool) -> Any:
