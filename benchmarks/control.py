@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import lanewise
 from benchmarks.measure import Part
@@ -210,6 +211,56 @@ def while_layer() -> Peers:
         return lambda x: j.lax.while_loop(lambda x: (x * x).sum() > 1, lambda x: j.nn.relu(w @ x), x)
 
     return _jax_while(_peers(f, x, batched=by_hand), make, x)
+
+
+@workload("control flow", EACH_WAY)
+def mandelbrot() -> Peers:
+    """Mandelbrot by `vmap(vmap(pixel))` on a grid of 100 x 100, up to 50 steps"""
+    re, im = _uniform(100, low=-2, high=1), _uniform(100, low=-1.5, high=1.5)
+
+    def pixel(re: Tensor, im: Tensor) -> Tensor:
+        x, y, steps = torch.zeros_like(re), torch.zeros_like(im), torch.zeros(())
+        for _ in range(50):
+            if x * x + y * y > 4:
+                break
+            x, y = x * x - y * y + re, 2 * x * y + im
+            steps = steps + 1
+        return steps
+
+    def by_hand(re: Tensor, im: Tensor) -> Tensor:
+        re, im = torch.broadcast_tensors(re, im[:, None])
+        x, y, steps = torch.zeros(re.shape), torch.zeros(re.shape), torch.zeros(re.shape)
+        for _ in range(50):
+            going = x * x + y * y <= 4
+            if not going.any():
+                break
+            x, y = torch.where(going, x * x - y * y + re, x), torch.where(going, 2 * x * y + im, y)
+            steps = steps + going
+        return steps
+
+    mapped = lanewise.vmap(lanewise.vmap(pixel, (0, None)), (None, 0))
+    return {
+        OWN: lambda: mapped(re, im),
+        LOOP: Part(lambda: torch.stack([torch.stack([pixel(x, y) for x in re]) for y in im[:3]]), 3 / len(im)),
+        BATCHED: lambda: by_hand(re, im),
+    }
+
+
+@workload("control flow", BY_HAND)
+def newton_forward() -> Peers:
+    """vmap(jacfwd) of Newton's method"""
+    a = _uniform(LANES, low=1, high=100)
+
+    def by_hand(a: Tensor) -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(_newton_by_hand(forward_ad.make_dual(a, torch.ones_like(a)))).tangent
+
+    mapped, some = lanewise.vmap(lanewise.jacfwd(_newton)), a[:SHARE]
+    return {
+        OWN: lambda: mapped(a),
+        LOOP: Part(lambda: torch.stack([lanewise.jacfwd(_newton)(x) for x in some]), SHARE / LANES),
+        BATCHED: lambda: by_hand(a),
+    }
 
 
 # --- branches -------------------------------------------------------------------------------------------------------

@@ -143,6 +143,114 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
+class Wider(Writer):
+    """Programs with further statements: those that raise, flags, counters, entries of vectors, calls of all kinds."""
+
+    def statement(self, depth: int, in_loop: bool) -> None:
+        if self.random.random() < 0.6 or depth > 3 or self.budget < 0:
+            super().statement(depth, in_loop)
+            return
+        self.budget -= 1
+        self.counts = getattr(self, "counts", 0) + 1
+        n, u, a = f"n{self.counts}", self.pick(*self.names[1:]), self.pick(*self.names)
+        kinds = ["asserts", "raises", "counter", "flag", "calls", "unpacks", "skips", "positions"]
+        getattr(self, f"write_{self.pick(*kinds, *['entries'] * (2 * self.wide))}")(depth, n, u, a)
+
+    def write_asserts(self, depth: int, n: str, u: str, a: str) -> None:
+        self.write(depth, self.pick(f"assert {a} * 0 == 0 or {u} > 1", f'assert abs({a}) < 9, f"{{{a}}}"'))
+
+    def write_raises(self, depth: int, n: str, u: str, a: str) -> None:
+        self.write(depth, f"if {a} > 20:")
+        self.write(depth + 1, f'raise ValueError("large: {a}")')
+        if self.random.random() < 0.5:
+            self.write(depth, "else:")
+            self.write(depth + 1, f"{u} = {self.number()}")
+
+    def write_counter(self, depth: int, n: str, u: str, a: str) -> None:
+        self.write(depth, f"{n} = 0")
+        self.write(depth, f"while {self.pick(f'{n} < 3 and {a} < 2', f'{a} < 1 and {n} <= 2', f'{n} != 3')}:")
+        self.write(depth + 1, f"{n} += 1")
+        self.write(depth + 1, f"{u} = {self.number()}")
+        if self.random.random() < 0.4:
+            self.write(depth + 1, f"if {self.condition()}:")
+            self.write(depth + 2, self.pick("break", f"{a} = {u} * 0.5" if a != "y" else "break"))
+        self.write(
+            depth, self.pick(f"{u} = {u} + {n}", f"if {n} > 1:\n{'    ' * (depth + 1)}v = v * {n}", f"v = {n} - v")
+        )
+
+    def write_flag(self, depth: int, n: str, u: str, a: str) -> None:
+        self.write(depth, f"{n} = False")
+        self.write(depth, f"for j{n} in range(3):")
+        self.write(depth + 1, f"if not {n}:")
+        self.write(depth + 2, f"{u} = {self.number()}")
+        self.write(depth + 1, f"if {self.condition()}:")
+        self.write(depth + 2, f"{n} = True")
+        self.write(depth, f"if {n}:")
+        self.write(depth + 1, f"v = {self.number()}")
+
+    def write_calls(self, depth: int, n: str, u: str, a: str) -> None:
+        call = self.pick(
+            f"halved({a})", f"halved({a}, least=0.7)", f"halved({a}, 0.3)", f"power({a}, 3)", f"tower({a})"
+        )
+        self.write(depth, self.pick(f"{u} = {call}", f"{u} = {call} if {self.condition()} else {a}"))
+
+    def write_unpacks(self, depth: int, n: str, u: str, a: str) -> None:
+        self.write(depth, f"u, v = both({a}, {self.pick(*self.names)})")
+
+    def write_skips(self, depth: int, n: str, u: str, a: str) -> None:
+        self.write(depth, f"for i{n} in range({self.random.randint(2, 4)}):")
+        if self.random.random() < 0.5:
+            self.write(depth + 1, f"{u} = {self.number()}")
+        self.write(depth + 1, f"if {self.condition()}:")
+        if self.random.random() < 0.5:
+            self.write(depth + 2, f"v = {self.number()}")
+        self.write(depth + 2, "continue")
+        self.write(depth + 1, f"{u} = {self.number()} + i{n}")
+        for _ in range(self.random.randint(0, 3)):
+            kind = self.random.random()
+            if kind < 0.25 and depth < 3:
+                self.block(depth + 1, True)
+            elif kind < 0.45:
+                self.write(depth + 1, f"for k{n} in range(3):")
+                self.write(depth + 2, f"if {self.condition()}:")
+                if self.random.random() < 0.3:
+                    self.write(depth + 3, f"v = {self.number()}")
+                self.write(depth + 3, self.pick("break", "continue"))
+                self.write(depth + 2, f"{u} = {self.number()}")
+            self.write(depth + 1, f"if {self.condition()}:")
+            if self.random.random() < 0.3:
+                self.write(depth + 2, f"if {self.condition()}:")
+                self.write(depth + 3, self.pick("continue", "break"))
+                self.write(depth + 2, f"{u} = {self.number()}")
+            if self.random.random() < 0.7:
+                self.write(depth + 2, self.pick("continue", "break"))
+            else:
+                self.write(depth + 2, f"v = {self.number()}")
+                self.write(depth + 1, "else:")
+                self.write(depth + 2, self.pick("continue", "break"))
+            self.write(depth + 1, f"v = {self.number()}")
+
+    def write_positions(self, depth: int, n: str, u: str, a: str) -> None:
+        """Branches on numbers that all lanes share."""
+        self.write(depth, f"for i{n} in range(3):")
+        self.write(depth + 1, f"if i{n} % 2 == 0:")
+        self.write(depth + 2, f"{u} = {self.number()}")
+        self.write(depth + 1, f"elif {a} > 0:")
+        self.write(depth + 2, f"v = {u} * i{n}")
+
+    def write_entries(self, depth: int, n: str, u: str, a: str) -> None:
+        w = self.pick("x", "w")
+        self.write(
+            depth,
+            self.pick(f"for i{n} in range(len({w})):", f"for e{n} in {w}:", f"for i{n}, e{n} in enumerate({w}):"),
+        )
+        e = f"{w}[i{n}]" if "for e" not in self.lines[-1] and "," not in self.lines[-1] else f"e{n}"
+        u = self.pick("u", "v")
+        self.write(depth + 1, f"if {e} > {a}:")
+        self.write(depth + 2, self.pick("continue", "break", f"{u} = {e}"))
+        self.write(depth + 1, f"{u} = {self.pick(u, a)} + {e} * 0.5")
+
+
 HELPER = """
 SCALE = 1.5
 
@@ -151,13 +259,36 @@ def helper(t):
         return -t
     return t.sqrt() * 0.5
 
+def halved(t, least=0.5):
+    while abs(t) > least:
+        t = t * 0.5
+        if t < -1:
+            return t
+    return t + least
+
+def power(t, n):
+    if n == 0:
+        return t * 0 + 1
+    rest = power(t * t, n // 2)
+    return rest if n % 2 == 0 else t * rest
+
+def tower(t):
+    if t > 1:
+        return tower(t * 0.5) * 0.9
+    return t.sin()
+
+def both(a, b):
+    if a < b:
+        return a * 0.5, b
+    return b, a - b
+
 """
 
 
-def program(seed: int, wide: bool = False) -> tuple[Callable, str]:
+def program(seed: int, wide: bool = False, writer: type[Writer] = Writer) -> tuple[Callable, str]:
     """The function of a seed, whose source can be found, and its text."""
-    text = HELPER + Writer(seed, wide).program()
-    name = f"<cheap {seed} {wide}>"
+    text = HELPER + writer(seed, wide).program()
+    name = f"<cheap {seed} {wide} {writer.__name__}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space = {"torch": torch, "__name__": "cheap"}
     exec(compile(text, name, "exec"), space)

@@ -8,4 +8,5 @@ from lanewise._transforms.parting import runner
 @pytest.fixture
 def parting(monkeypatch):
     """Lanes part, also in functions so cheap that they would run with masks in place of branches."""
-    monkeypatch.setattr(runner, "masked", lambda *_: None)
+    for name in ("masked", "masked_plainly"):
+        monkeypatch.setattr(runner, name, lambda *_: None)

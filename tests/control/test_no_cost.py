@@ -41,8 +41,8 @@ def refusing(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("lanes that agree were prepared to part")
 
-    monkeypatch.setattr(lanewise._transforms.parting.runner, "run", refuse)
-    monkeypatch.setattr(lanewise._transforms.parting.runner, "masked", refuse)
+    for name in ("run", "masked", "masked_plainly"):
+        monkeypatch.setattr(lanewise._transforms.parting.runner, name, refuse)
     monkeypatch.setattr(compiling, "converted_code", refuse)
     monkeypatch.setattr(lanewise._control.split, "converted", refuse)
 

@@ -3,9 +3,12 @@
 import lanewise._control.texts
 import lanewise._control.torch_names  # noqa: F401
 from lanewise._control.hooks import run_hook
+from lanewise._control.masked_lanes import run_masked, run_masked_lanes
 from lanewise._control.split import run_apart
 from lanewise._core.hooks import runner as hook_runner
 from lanewise._transforms.parting import runner
 
 runner.run = run_apart
+runner.masked = run_masked_lanes
+runner.masked_plainly = run_masked
 hook_runner.run = run_hook

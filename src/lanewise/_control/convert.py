@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lanewise._control import flow, masked_calls  # noqa: F401  (what converted code calls, and what runs without)
+from lanewise._control import flow  # noqa: F401  (what converted code calls)
 from lanewise._control.callees import call_apart, callee
 from lanewise._control.compiling import converted_code
 from lanewise._control.source import Unsupported

@@ -19,13 +19,17 @@ _ROUNDS, _ROUNDS_OF_MANY = 256, 8
 # From so many lanes on, a choice by bits pays where torch records it.
 _MANY = 4096
 # So deep may functions call each other.
-_DEEP = 8
+_DEEP = 64
 # Integers up to this are the same in all dtypes that hold Python's numbers.
 _LARGEST = 2**53
 
 
 class Declined(Exception):
     """Masks do not give what lanes would that part."""
+
+
+class Failing(Declined):
+    """Some lanes come to where they raise."""
 
 
 class Lasting(Declined):
@@ -58,11 +62,31 @@ class Numbers:
             raise Declined
         return Numbers(run(self.values, other.values if type(other) is Numbers else other), self.bound + _bound(other))
 
-    def __eq__(self, other: object) -> bool:
-        raise Declined  # without this, Python would ask whether they are one object
+    def _asked(self, other: Any, run: Callable[[Any, Any], Any]) -> Any:
+        """A comparison, whose answer Python can add up, and a tensor can not."""
+        if isinstance(other, Tensor):
+            return self._with(other, run)
+        if _kind(other) is None:
+            raise Declined
+        return Truths(run(self.values, other.values if type(other) is Numbers else other))
 
-    def __ne__(self, other: object) -> bool:
-        raise Declined
+    def __eq__(self, other: object) -> Any:
+        return self._asked(other, operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return self._asked(other, operator.ne)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._asked(other, operator.lt)
+
+    def __le__(self, other: Any) -> Any:
+        return self._asked(other, operator.le)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._asked(other, operator.gt)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._asked(other, operator.ge)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -89,6 +113,32 @@ class Numbers:
             raise Declined  # it may be large
         return self._with(other, operator.mul)
 
+    def __truediv__(self, other: Any) -> Any:
+        return self._quotient(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._quotient(other, lambda own, other: other / own)
+
+    def _quotient(self, other: Any, run: Callable[[Any, Any], Any]) -> Any:
+        if not isinstance(other, Tensor):
+            raise Declined  # Python raises for zero
+        return self._with(other, run)
+
+    def __neg__(self) -> "Numbers":
+        return Numbers(-self.values, self.bound)
+
+
+class Truths:
+    """Answers that Python has about numbers, different in lanes: only good to be asked."""
+
+    __slots__ = ("mask",)
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+
+    __eq__ = __ne__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
 
 class Masks:
     """What the code calls that predication.py writes.
@@ -99,27 +149,45 @@ class Masks:
     Attributes:
         size, device: The number of lanes, and where they are.
         wide: Whether there are vectors.
+        lanes: Those that come to the code that runs, True for all.
         strict: Up to which of the sides that a lane does not take nothing comes back to it from them (`Masks.only`).
-        recording: Whether torch records.
+        recording: Whether torch records: 2 for what is differentiated more than once.
     """
 
-    __slots__ = ("size", "device", "wide", "recording", "strict", "_called", "_idle", "_depth", "_most", "_kept")
+    __slots__ = (
+        "size",
+        "device",
+        "wide",
+        "recording",
+        "strict",
+        "lanes",
+        "_called",
+        "_idle",
+        "_depth",
+        "_most",
+        "_kept",
+    )
 
     def __init__(
-        self, size: int, device: torch.device, wide: bool, recording: bool, strict: int, called: Callable
+        self, size: int, device: torch.device, wide: bool, recording: int, strict: int, called: Callable
     ) -> None:
         self.size = size
         self.device = device
         self.wide = wide
         self.recording = recording
         self.strict = strict
+        self.lanes: Any = True
         self._called = called
         self._idle = self._depth = 0
         self._most = size * (_ROUNDS if size <= FEW else _ROUNDS_OF_MANY)
         self._kept: dict[tuple, tuple] = {}
 
-    def truth(self, value: Any) -> Tensor:
-        """The truth of the number of each lane."""
+    def truth(self, value: Any) -> Any:
+        """The truth of the number of each lane, or of all."""
+        if type(value) in (bool, int, float):
+            return bool(value)
+        if type(value) is Truths:
+            return value.mask
         if not isinstance(value, Tensor) or not self._is_number(value):
             raise Declined
         return self._for_each(value if value.dtype is torch.bool else value != 0)
@@ -153,9 +221,39 @@ class Masks:
 
     def entry(self, value: Any, place: int) -> Tensor:
         """An entry of a vector."""
-        if not isinstance(value, Tensor) or self._is_number(value) or not -value.shape[1] <= place < value.shape[1]:
+        length = self.length(len, value)
+        if type(place) is not int or not -length <= place < length:
             raise Declined
-        return value.narrow(1, place % value.shape[1], 1)
+        return value.narrow(1, place % length, 1)
+
+    def entries(self, value: Any) -> list[Tensor]:
+        """The entries of a vector."""
+        return [self.entry(value, place) for place in range(self.length(len, value))]
+
+    def length(self, _: Any, value: Any) -> int:
+        """`len` of a vector."""
+        if not isinstance(value, Tensor) or self._is_number(value):
+            raise Declined
+        return value.shape[1]
+
+    def here(self, *masks: Any) -> Any:
+        """The lanes that come to code where masks hold."""
+        return self.all_of(self.lanes, *masks)
+
+    def taken(self, mask: Any, holds: bool, asks: bool, *others: Any) -> bool:
+        """Whether to run the side of a branch. `asks`: only if some lanes come there."""
+        if type(mask) is bool:
+            return mask is holds
+        if not asks:
+            return True
+        lanes = self.here(*others, mask if holds else mask.logical_not())
+        return lanes is not False and bool(lanes.any())
+
+    def never(self, *masks: Any) -> None:
+        """Lanes for which masks hold raise an error."""
+        mask = self.all_of(*masks)
+        if mask is not False and (mask is True or bool(mask.any())):
+            raise Failing
 
     def negated(self, mask: Any) -> Any:
         return not mask if type(mask) is bool else mask.logical_not()
@@ -164,6 +262,8 @@ class Masks:
         """Where all masks hold: True for everywhere."""
         out: Any = True
         for mask in masks:
+            if mask is False:
+                return False
             if mask is not True:
                 out = mask if out is True else out & mask
         return out
@@ -172,6 +272,8 @@ class Masks:
         """Where any of them holds: False for nowhere."""
         out: Any = False
         for mask in masks:
+            if mask is True:
+                return True
             if mask is not False:
                 out = mask if out is False else out | mask
         return out
@@ -193,9 +295,11 @@ class Masks:
         dtype = torch.int64 if type(value) is int else torch.get_default_dtype()
         return torch.full((self.size,), value, dtype=dtype, device=self.device)
 
-    def going(self, lanes: Any, mask: Tensor) -> Any:
+    def going(self, lanes: Any, mask: Any) -> Any:
         """The lanes among those in a loop for which a condition holds: a mask, True for all, False for none."""
-        mask = mask if lanes is True else lanes & mask
+        mask = self.all_of(lanes, mask)
+        if type(mask) is bool:
+            return mask
         count = int(mask.count_nonzero())
         if count == self.size:
             return True
@@ -224,21 +328,30 @@ class Masks:
             found = self._kept[key] = (mask, given, out)
         return found[2]
 
-    def call(self, func: Any, *args: Any) -> Any:
-        """Another function of the user's, with masks like the one that calls it."""
-        function = self._called(func, len(args))
-        if function is None or self._depth > _DEEP:
+    def parts(self, value: Any, count: int) -> tuple:
+        """What a function returns that returns so many things."""
+        if type(value) is not tuple or len(value) != count:
             raise Declined
+        return value
+
+    def call(self, func: Any, names: tuple[str, ...], lanes: Any, *args: Any) -> Any:
+        """Another function of the user's, with masks like the one that calls it. `names`: of the last arguments."""
+        found = self._called(func, args, names)
+        if found is None or self._depth > _DEEP:
+            raise Declined
+        function, args = found
+        around, self.lanes = self.lanes, lanes
         self._depth += 1
         out = function(self, *args)
         self._depth -= 1
+        self.lanes = around
         return out
 
     def where(self, mask: Any, yes: Any, no: Any) -> Any:
         """What a variable holds where the sides of a branch meet."""
-        if mask is True or yes is no:
+        if mask is True or yes is no or no is None:
             return yes
-        if mask is False:
+        if mask is False or yes is None:
             return no
         if _kind(yes) or _kind(no) or is_recorded(yes) is not is_recorded(no):
             # Where all lanes take the side of a number, or one that is not recorded, so is what they have.
@@ -277,21 +390,24 @@ class Masks:
         return torch.where(condition, yes, no)
 
     def choice(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-        if not self.recording or not (yes.requires_grad or no.requires_grad):
+        if not self.recording or (self.recording == 1 and not (yes.requires_grad or no.requires_grad)):
             return choose_rows(mask, yes, no)
-        if self.size < _MANY or self.wide:
+        if self.size < _MANY or self.wide or self.recording > 1:
             return torch.where(mask, yes, no)
         return apply_plainly(_Choice, mask, yes, no)
 
     def _numbers(self, mask: Tensor, yes: Any, no: Any) -> Any:
+        if type(yes) in (bool, Truths) and type(no) in (bool, Truths):
+            sides = [side.mask if type(side) is Truths else torch.as_tensor(side) for side in (yes, no)]
+            return Truths(torch.where(mask, *sides))
         kind = _kind(yes)
         if kind is None or kind is not _kind(no):
             raise Declined
         if repr(yes) == repr(no):
             return yes
         dtype = torch.float64 if kind is float else torch.int64
-        sides = [torch.as_tensor(side.values if type(side) is Numbers else side, dtype=dtype) for side in (yes, no)]
-        return Numbers(torch.where(mask, *sides), max(_bound(yes), _bound(no)))
+        numbers = [torch.as_tensor(side.values if type(side) is Numbers else side, dtype=dtype) for side in (yes, no)]
+        return Numbers(torch.where(mask, *numbers), max(_bound(yes), _bound(no)))
 
 
 def is_recorded(value: Any) -> bool:

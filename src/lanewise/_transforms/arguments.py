@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,17 @@ def function_name(func: Any) -> str:
     if name is None:
         return type(func).__name__
     return "f" if name == "<lambda>" else name
+
+
+def code_made_by(transform: Callable) -> types.CodeType:
+    """The code of the functions that a transform makes: by it they are known, whoever hands their attributes on."""
+    made = [part for part in transform.__code__.co_consts if isinstance(part, types.CodeType)]
+    return next(code for code in made if code.co_name.isidentifier())
+
+
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
+    """What a function has from the scopes around it, by name."""
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())}
 
 
 class Call:

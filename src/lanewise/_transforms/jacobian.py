@@ -10,6 +10,7 @@ A complex derivative takes two lanes for each number: along 1 and along i.
 """
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ from lanewise._transforms.arguments import (
     check_output_dtypes,
     check_outputs,
     check_tensors,
+    closure_of,
+    code_made_by,
     input_names,
     not_callable,
     refuse_peer,
@@ -219,6 +222,30 @@ def jacrev(
             raise
 
     return jacobian
+
+
+class Jacobian:
+    """What a function does that `jacrev` or `jacfwd` have made, without options.
+
+    Attributes:
+        func, argnums, has_aux: What they were given.
+        forward: Whether it was `jacfwd`.
+    """
+
+    __slots__ = ("func", "argnums", "has_aux", "forward")
+
+    def __init__(self, given: dict[str, Any], forward: bool) -> None:
+        self.func, self.argnums, self.has_aux = given["func"], given["argnums"], given["has_aux"]
+        self.forward = forward
+
+
+def jacobian_of(function: Any) -> Jacobian | None:
+    """What a function does, if `jacrev` or `jacfwd` have made it and take all rows or columns at once."""
+    forward = _MADE.get(function.__code__) if type(function) is types.FunctionType else None
+    if forward is None:
+        return None
+    given = closure_of(function)
+    return None if given["progress"] or given["chunk_size"] is not None else Jacobian(given, forward)
 
 
 def of_reverse(site: Site, column: Tensor, x: Tensor, basis: Basis) -> list[Tensor]:
@@ -495,3 +522,6 @@ def check_holomorphic(site: Site, twice_along_conj: Tensor, scale: Tensor) -> No
                 f"{call.api}(g)(torch.view_as_real(z))  # the real Jacobian, [..., 2] out and in",
             )
         )
+
+
+_MADE = {code_made_by(jacrev): False, code_made_by(jacfwd): True}

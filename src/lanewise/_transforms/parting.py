@@ -23,11 +23,13 @@ parted: set[Any] = set()
 class _Runner:
     """What runs a function whose lanes part: `run(call, leaves, dims, spec, out_dims, randomness, place)`.
 
-    `masked(func, args, in_dims)` gives the result of a cheap one without that, or None.
+    `masked(func, leaves, dims, spec, out_dims, place)` gives what that does for a cheap one without that, or None;
+    `masked_plainly(func, args, in_dims)` the result alone, where lanes are in front of all that has some.
     """
 
     run: Callable[..., Any]
     masked: Callable[..., Any]
+    masked_plainly: Callable[..., Any]
 
 
 runner = _Runner()

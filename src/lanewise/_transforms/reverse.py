@@ -30,6 +30,8 @@ from lanewise._transforms.arguments import (
     check_outputs,
     check_scalar,
     check_tensors,
+    closure_of,
+    code_made_by,
     cotangent_mismatch,
     cotangents_mismatch,
     not_callable,
@@ -320,36 +322,26 @@ class Gradient:
 
     Attributes:
         func, argnums, has_aux: What they were given.
-        result: What the function returns, from the gradient and the value.
+        result: What the function returns, from the gradient and the value, or `(value, aux)` if `has_aux`.
     """
 
     __slots__ = ("func", "argnums", "has_aux", "result")
 
     def __init__(self, function: types.FunctionType, result: Callable[[Any, Any], Any]) -> None:
-        given = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-        self.func = given["func"].cell_contents
-        self.argnums = given["argnums"].cell_contents
-        self.has_aux = given["has_aux"].cell_contents
+        given = closure_of(function)
+        self.func, self.argnums, self.has_aux = given["func"], given["argnums"], given["has_aux"]
         self.result = result
 
 
-def _code_made_by(transform: Callable) -> types.CodeType:
-    """The code of the functions that a transform makes."""
-    return next(part for part in transform.__code__.co_consts if isinstance(part, types.CodeType))
-
-
 _RESULTS: dict[types.CodeType, Callable[[Any, Any], Any]] = {
-    _code_made_by(grad): lambda gradient, value: gradient,
-    _code_made_by(grad_and_value): lambda gradient, value: (gradient, value),
-    _code_made_by(value_and_grad): lambda gradient, value: (value, gradient),
+    code_made_by(grad): lambda gradient, value: (gradient, value[1]) if type(value) is tuple else gradient,
+    code_made_by(grad_and_value): lambda gradient, value: (gradient, value),
+    code_made_by(value_and_grad): lambda gradient, value: (value, gradient),
 }
 
 
 def gradient_of(function: Any) -> Gradient | None:
-    """What a function does, if `grad` or its kin have made it.
-
-    It is known by its code: `functools.wraps` hands attributes on to functions that do something else.
-    """
+    """What a function does, if `grad` or its kin have made it."""
     if type(function) is not types.FunctionType:
         return None
     result = _RESULTS.get(function.__code__)

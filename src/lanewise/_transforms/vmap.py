@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from lanewise._core.random import Generators
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._core.unasked import Answers
 from lanewise._torch_compat import peer_engine_active
-from lanewise._transforms.arguments import Call, not_callable, refuse_peer
+from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.dims import (
@@ -105,7 +106,7 @@ def vmap(
     short = direct and type(out_dims) is int
     front = short and type(in_dims) is int and in_dims == 0
     plain = short and type(in_dims) is tuple and all(dim is None or type(dim) is int for dim in in_dims)
-    # Wherever there are lanes, for `runner.masked`.
+    # Wherever there are lanes, for `runner.masked_plainly`.
     lanes_first = out_dims == 0 and (front or (plain and not any(in_dims)))  # type: ignore[arg-type]
     estimates: dict = {}
     code = code_of(func)
@@ -151,7 +152,7 @@ def vmap(
                     if generators is not None:
                         generators.reseat()
             if lanes_first and size > 0 and not kwargs and code in parted:
-                out = runner.masked(func, args, in_dims if plain else (0,) * len(args))
+                out = runner.masked_plainly(func, args, in_dims if plain else (0,) * len(args))
                 if out is not None:
                     return out
             call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
@@ -191,6 +192,37 @@ def vmap(
             raise
 
     return mapped
+
+
+class Mapping:
+    """What a function does that `vmap` has made, without options but for the dims.
+
+    Attributes:
+        func, in_dims, out_dims: What `vmap` was given.
+    """
+
+    __slots__ = ("func", "in_dims", "out_dims")
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.func, self.in_dims, self.out_dims = given["func"], given["in_dims"], given["out_dims"]
+
+    def dims_of(self, count: int) -> tuple[int | None, ...] | None:
+        """The dim of each of so many arguments; None where that is not plain to see."""
+        dims = (self.in_dims,) * count if type(self.in_dims) is int else self.in_dims
+        if type(dims) is not tuple or len(dims) != count:
+            return None
+        return dims if all(dim is None or type(dim) is int for dim in dims) else None
+
+
+_MAPPED = code_made_by(vmap)
+
+
+def mapping_of(function: Any) -> Mapping | None:
+    """What a function does, if `vmap` has made it and takes all lanes at once."""
+    if type(function) is not types.FunctionType or function.__code__ is not _MAPPED:
+        return None
+    given = closure_of(function)
+    return Mapping(given) if given["direct"] else None
 
 
 def _common_size(args: tuple) -> int:
@@ -246,7 +278,7 @@ def run_parted(func: Callable, in_dims: Sequence[int | None], size: int, args: t
     """`vmap(func, tuple(in_dims))(*args)` where lanes part, `size` of them in dim 0 of arguments."""
     call = Call("vmap", func, args, {}, {"in_dims": in_dims})
     spec = _spec_of_tensors(len(args))
-    leaves, _, spec = run_lanes(call, list(args), list(in_dims), spec, 0, "error", (0, size, size))
+    leaves, _, spec = runner.run(call, list(args), list(in_dims), spec, 0, "error", (0, size, size))
     return unflatten(leaves, spec)
 
 
@@ -286,6 +318,10 @@ def run_lanes(
                 raise
             if generators is not None:
                 generators.reseat()
+    if length and whole:
+        found = runner.masked(call.func, leaves, dims, spec, out_dims, place)
+        if found is not None:
+            return found
     return runner.run(call, leaves, dims, spec, out_dims, randomness, place)
 
 
