@@ -17,6 +17,7 @@ from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, Restart, child, machine, merge_target
 from lanewise._core.level import on_plane
+from lanewise._core.lines import now, take_back
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
 from lanewise.errors import SlowPathWarning, warn_at_user_line
@@ -56,6 +57,7 @@ def boundary(
     waiting: Tensor | None = None
     one_by_one = False
     before = shared_gradients(level)
+    begun = now()
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
     try:
@@ -105,6 +107,7 @@ def boundary(
                         _warn_one_by_one(base, here.place)
                         if alone is not None:
                             alone.note(base.size, here.place)
+            take_back(level, begun, child(base, waiting))
             if journal.refits and around is level:
                 raise Restart(level)
             if call is not None and journal.outlives():

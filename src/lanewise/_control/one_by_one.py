@@ -66,7 +66,8 @@ class Alone:
         shown: list[list[tuple]] = []
 
         def run_each() -> None:
-            for row in places:
+            for number, row in enumerate(places):
+                level.lanes = _one_of(lanes, number)
                 for place, value, mapped in given:
                     leaves[place] = value.select(0, row) if mapped else value
                 args, kwargs = unflatten(leaves, spec)
@@ -78,11 +79,7 @@ class Alone:
         state = torch.get_rng_state()
         try:
             with naming_lanes(level):
-                try:
-                    level.user_code_below(run_each)
-                except BaseException:
-                    level.lanes = _one_of(lanes, len(results))
-                    raise
+                level.user_code_below(run_each)
         finally:
             machine.level = running
         if not torch.equal(state, torch.get_rng_state()):
