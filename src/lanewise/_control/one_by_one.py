@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from lanewise._control.naming import naming_lanes
-from lanewise._core.autograd import shared_gradients, show_gradients
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Stretch, child, machine
+from lanewise._core.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.random import drawn_without_leave
 from lanewise._core.trees import flatten, unflatten
 
