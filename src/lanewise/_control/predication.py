@@ -207,7 +207,12 @@ class _Writer:
             return [self.bind(target.id, self.value(node.value), path)]
         values = node.value.elts if isinstance(node.value, ast.Tuple) else []
         names = target.elts if isinstance(target, ast.Tuple) else []
-        if len(node.targets) > 1 or len(values) != len(names) or not all(isinstance(name, ast.Name) for name in names):
+        if (
+            not names
+            or len(node.targets) > 1
+            or len(values) != len(names)
+            or not all(isinstance(name, ast.Name) for name in names)
+        ):
             raise Unsupported("an assignment to anything but variables")
         held = [self.new() for _ in names]
         out = [assign(each, self.value(value)) for each, value in zip(held, values)]
