@@ -194,10 +194,10 @@ Write instead:
         lambda: lw.vmap(lw.grad(lambda w, x, t: loss(x, w) - t), in_dims=(None, 0))(x[0], x, x[:, 0]),
         ValueError,
         """
-vmap(f, in_dims=(None, 0))(w, x, t): in_dims is not compatible with the structure of `inputs`. in_dims has structure (None, 0) but inputs has structure (*, *, *)
+vmap(grad(f), in_dims=(None, 0))(w, x, t): in_dims is not compatible with the structure of `inputs`. in_dims has structure (None, 0) but inputs has structure (*, *, *)
   in_dims is a tuple of 2, but stands for a tuple of 3: there are 3 positional arguments (w, x, t)
 Write instead:
-  vmap(f, in_dims=(None, 0, 0))
+  vmap(grad(f), in_dims=(None, 0, 0))
 """,
     ),
     "in_dims too long, with what does not fit its argument": (

@@ -802,3 +802,41 @@ def test_a_form_is_made_once() -> None:
     for _ in range(3):
         masked(space["f"], XS)
     assert len(masked_calls._forms) == before + 1
+
+
+# --- assignments to more than variables ------------------------------------------------------------------------------
+
+
+def entry(x: Tensor) -> Tensor:
+    y = x * 3
+    if x[0] > 0:
+        y[0] = 5.0
+    return (y * y).sum()
+
+
+def several_entries(x: Tensor) -> Tensor:
+    y = x * 3
+    if x[0] > 0:
+        y[:2] = x[1:]
+    return (y * y).sum()
+
+
+def data(x: Tensor) -> Tensor:
+    y = x * 3
+    if x[0] > 0:
+        y.data = x.exp()
+    return (y * y).sum()
+
+
+def entry_of_a_dict(x: Tensor) -> Tensor:
+    found = {"y": x}
+    if x[0] > 0:
+        found["y"] = x * 2
+    return found["y"].sum()
+
+
+@pytest.mark.parametrize("f", [entry, several_entries, data, entry_of_a_dict])
+def test_assignments_to_more_than_variables(f: Callable) -> None:
+    want = torch.stack([f(x) for x in WIDE])
+    for _ in range(2):
+        torch.testing.assert_close(vmap(f)(WIDE), want)

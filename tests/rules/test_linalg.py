@@ -258,3 +258,19 @@ def test_einsum_is_one_call(monkeypatch):
     assert calls == [a.shape, b.shape, got.shape]
     with pytest.raises(RuntimeError, match="subscript"):
         vmap(lambda a, b: torch.einsum("ijk,kj->ik", a, b))(a, b)
+
+
+@pytest.mark.parametrize("op", [torch.dot, torch.vdot])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64, torch.complex64])
+def test_products_of_vectors_keep_the_dtype(op, dtype):
+    xs = torch.arange(6).reshape(2, 3).to(dtype)
+    assert_same(vmap(op)(xs, xs + 1), torch.stack([op(x, y) for x, y in zip(xs, xs + 1)]))
+
+
+@pytest.mark.parametrize("op", [torch.dot, torch.vdot])
+def test_products_of_vectors_that_an_example_refuses(op):
+    xs = torch.ones(2, 3)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
+        vmap(op)(xs > 0, xs > 0)
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        vmap(op)(xs, xs[:, :1])

@@ -10,14 +10,15 @@ from torch import Tensor
 from lanewise._control.naming import naming_lanes
 from lanewise._control.one_by_one import Alone
 from lanewise._control.telling import Told, told
-from lanewise._core.autograd import merge_gradients, shared_gradients, show_gradients
 from lanewise._core.causes import Cause
 from lanewise._core.chunk_draws import Ends
 from lanewise._core.joins import MANY_WAYS, boundary_of
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Boundary, Lanes, Restart, Stretch, child, machine, merge_target
+from lanewise._core.leaf_gradients import merge_gradients, shared_gradients, show_gradients
 from lanewise._core.level import on_plane
+from lanewise._core.lines import now, take_back
 from lanewise._core.random import Generators, reseat_generators
 from lanewise._core.same_draws import SameDraws
 from lanewise.errors import SlowPathWarning, warn_at_user_line
@@ -64,6 +65,7 @@ def boundary(
     waiting: Tensor | None = None
     one_by_one = False
     before = shared_gradients(level)
+    begun = now()
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
     try:
@@ -125,6 +127,7 @@ def boundary(
                         _warn_one_by_one(base, why)
                         if alone is not None:
                             alone.note(base.size, why)
+            take_back(level, begun, child(base, waiting))
             if journal.refits and around is level:
                 raise Restart(level)
             if call is not None and journal.outlives():
@@ -144,7 +147,7 @@ def boundary(
         if outer_journal is not None:
             journal.pass_on(outer_journal)
     target = merge_target(base, pieces)
-    merge_gradients(level, target, pieces, shared)
+    merge_gradients(level, base, pieces, shared)
     draws.merge(level.root, pieces, drawn_by)
     return join(level, target, pieces, values)
 

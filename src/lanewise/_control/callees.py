@@ -61,6 +61,8 @@ _CALLING = ("lanewise.", "torch._functorch.", "torch.autograd.functional", "torc
 _OPERATIONS = ("torch.", "lanewise._core.")
 # Modules of classes, and classes, whose objects take no integers with lanes.
 _LAYERS = "torch.nn.modules."
+# NumPy's generators, which take no seeds but Python's own numbers.
+_SEEDED = "numpy.random"
 _TAKE_ONE = frozenset({collections.deque, itertools.permutations})
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _CACHED = type(functools.lru_cache(len))
@@ -97,6 +99,8 @@ def callee(func: Any) -> Any:
             return stand_in
         if str(func.__module__).startswith(_LAYERS) or func in _TAKE_ONE:
             func = functools.partial(_with_one_number, func)
+        elif str(func.__module__).startswith(_SEEDED):
+            func = functools.partial(_with_numbers_resolved, func)
         return functools.partial(built, func) if narrowed() else func
     if kind in _UNBOUND and (func.__name__ in MUTATING or func.__name__ in _SPECIAL):
         return functools.partial(changes_first, func)
@@ -132,6 +136,10 @@ def _with_key(func: Callable, *args: Any, **kwargs: Any) -> Any:
 def _with_one_number(func: Callable, *args: Any, **kwargs: Any) -> Any:
     """A class that keeps integers for functions which take no others: sizes of kernels, a length."""
     return func(*map(_one_integer, args), **{name: _one_integer(arg) for name, arg in kwargs.items()})
+
+
+def _with_numbers_resolved(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    return func(*map(one_number, args), **{name: one_number(arg) for name, arg in kwargs.items()})
 
 
 def _one_integer(value: Any) -> Any:
@@ -246,6 +254,8 @@ def _object(func: Any) -> Any:
     call = getattr(type(func), "__call__", None)  # noqa: B004
     if type(call) is types.FunctionType and not is_library(call):
         return _method(types.MethodType(call, func))
+    if str(getattr(func, "__module__", None)) == _SEEDED:
+        return functools.partial(_with_numbers_resolved, func)
     return func
 
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lanewise._control.numbers import LaneNumber
 from lanewise._core.causes import Cause, cause_here
 from lanewise._core.holdings import ATOMS, look, put_back, unchanged
 from lanewise._core.lanes import BeginAgain, Disagreement, Restart, machine
+from lanewise._core.leaf_gradients import is_shared_leaf, set_otherwise
 from lanewise.errors import TransformError, at_user_line
 
 _CONTAINERS = frozenset({list, dict, set})
@@ -108,28 +110,41 @@ class Parts:
     Attributes:
         things: The objects.
         before: Each object below them, how many entries it has, and its parts. None: they are too many.
+        gradients: Leaves from outside among them, and their `.grad`.
     """
 
-    __slots__ = ("things", "before")
+    __slots__ = ("things", "before", "gradients")
 
     def __init__(self, things: Any) -> None:
+        tensors = [thing for thing in things if isinstance(thing, Tensor)]
+        for thing in things:
+            if isinstance(thing, Optimizer):  # one of their own, too, may have leaves of all
+                tensors += [leaf for group in thing.param_groups for leaf in group["params"]]
         self.things = [thing for thing in things if not isinstance(thing, ATOMS) and not _is_own(thing)]
         self.before = look(self.things, _MOST)  # the id of an object is its own as long as it lives
+        for _, _, parts in self.before or ():
+            tensors += [part for part in parts if isinstance(part, Tensor)]
+        self.gradients = [(leaf, leaf.grad) for leaf in tensors if is_shared_leaf(leaf)]
 
     def changed(self) -> bool:
         """Whether they hold something else by now."""
-        return bool(self.things) and not self._as_before()
+        return (bool(self.things) and not self._as_before()) or self._gradients_set()
 
     def begin_again(self) -> None:
         """Put back what they held, for all lanes to run as written."""
         try:
             for held in self.before or ():
                 put_back(held)
+            for leaf, gradient in self.gradients:
+                leaf.grad = gradient
             cause = None
         except Exception as error:
             cause = error
         if cause is not None or not self._as_before():
             raise _not_put_back(self.things) from cause
+
+    def _gradients_set(self) -> bool:
+        return any(set_otherwise(machine.level, leaf, gradient) for leaf, gradient in self.gradients)
 
     def _as_before(self) -> bool:
         return self.before is not None and unchanged(self.before, look(self.things, _MOST))

@@ -65,3 +65,13 @@ def lanes_where(pred: Any) -> list | None:
     if isinstance(level, LaneLevel):
         return lane_names(level, child(level.lanes, places))
     return [level.start + place for place in places.tolist()]
+
+
+def check_functions(api: str, **functions: Any) -> None:
+    """Refuse something else in place of a function, by the name of the argument."""
+    for name, function in functions.items():
+        if not callable(function):
+            why = f"{api}: {name} must be a function, got {type(function)}"
+            raise TypeError(
+                at_user_line(why, f"{api}(..., {name}=f, ...)" if name.isidentifier() else f"{api}(index, [f, g], x)")
+            )

@@ -147,7 +147,7 @@ class LaneNumber:
         return self._whole(torch.ceil)
 
     def __round__(self, digits: Any = None) -> Any:
-        if self.kind is float and digits is not None:
+        if digits is not None and self.kind is not bool:
             return for_each_lane(round, self, digits)
         return self._whole(torch.round) if digits is None else +self
 
@@ -291,22 +291,23 @@ def _product(a: Any, b: Any, kind: type) -> LaneNumber:
     return LaneNumber(kind, operator.mul(_operand(a, kind), _operand(b, kind)), bound)
 
 
-def _refuse_zero(b: Any, message: str) -> None:
+def _refuse_zero(b: Any, function: Callable, *zero: Any) -> None:
+    """Where `b` is zero, raise as Python does."""
     if b == 0:
-        raise ZeroDivisionError(message)
+        function(*zero)
 
 
 def _quotient(a: Any, b: Any, kind: type) -> LaneNumber:
-    _refuse_zero(b, "division by zero")
+    _refuse_zero(b, operator.truediv, kind(1), kind(0))
     kind = complex if kind is complex else float
     return LaneNumber(kind, operator.truediv(_operand(a, kind), _operand(b, kind)))
 
 
-def _floor_like(function: Callable, message: str) -> Callable:
+def _floor_like(function: Callable) -> Callable:
     def run(a: Any, b: Any, kind: type) -> LaneNumber:
         if kind is complex:
             raise TypeError("unsupported operand types: 'complex'")
-        _refuse_zero(b, message)
+        _refuse_zero(b, function, kind(1), kind(0))
         kind = int if kind is bool else kind
         bound = max(_largest(a), _largest(b)) if kind is int else None
         return LaneNumber(kind, function(_operand(a, kind), _operand(b, kind)), bound)
@@ -319,7 +320,7 @@ def _power(a: Any, b: Any, kind: type) -> Any:
         return LaneNumber(complex, operator.pow(_operand(a, complex), _operand(b, complex)))
     if kind is not float:
         if not b >= 0:
-            _refuse_zero(a, "0.0 cannot be raised to a negative power")
+            _refuse_zero(a, operator.pow, 0, -1)
             return _power(a, b, float)
         bound = _bound(_largest_power, a, b)
         return LaneNumber(int, torch.pow(_operand(a, int), _operand(b, int)), bound)
@@ -362,8 +363,8 @@ _OPERATORS: dict[str, Callable] = {
     "sub": _sum_like(operator.sub),
     "mul": _product,
     "truediv": _quotient,
-    "floordiv": _floor_like(operator.floordiv, "integer division or modulo by zero"),
-    "mod": _floor_like(operator.mod, "integer modulo by zero"),
+    "floordiv": _floor_like(operator.floordiv),
+    "mod": _floor_like(operator.mod),
     "pow": _power,
     "and": _logical(operator.and_),
     "or": _logical(operator.or_),

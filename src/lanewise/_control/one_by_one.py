@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lanewise._control.naming import naming_lanes
 from lanewise._control.telling import Told
-from lanewise._core.autograd import shared_gradients, show_gradients
 from lanewise._core.journal import Journal
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.lanes import Lanes, Stretch, child, machine
+from lanewise._core.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.random import drawn_without_leave
 from lanewise._core.trees import Spec, flatten, unflatten
 
@@ -126,7 +126,8 @@ class Alone:
             return not any(shown) and None not in versions and versions == [value._version for _, value, _ in given]
 
         def run_each() -> None:
-            for row in places:
+            for number, row in enumerate(places):
+                level.lanes = _one_of(lanes, number)
                 for place, value, mapped in given:
                     leaves[place] = value.select(0, row) if mapped else value
                 if flat:
@@ -145,11 +146,7 @@ class Alone:
         state = torch.get_rng_state()
         try:
             with naming_lanes(level):
-                try:
-                    level.user_code_below(run_each)
-                except BaseException:
-                    level.lanes = _one_of(lanes, len(results))
-                    raise
+                level.user_code_below(run_each)
         finally:
             machine.level = running
         if not torch.equal(state, torch.get_rng_state()):

@@ -4,14 +4,14 @@ They run on the same lane sets as plain Python: each lane takes its own branch o
 not take costs it nothing and contributes nothing to its derivatives.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from lanewise._control.checks import lanes_where
+from lanewise._control.checks import check_functions, lanes_where
 from lanewise._control.naming import name_lanes
 from lanewise._control.results import as_tensor, put_together
 from lanewise._core.batch import BatchTensor
@@ -74,10 +74,12 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
         >>> vmap(f)(torch.tensor([4.0, -1.0, 9.0]))
         tensor([2., 0., 3.])
     """
-    if isinstance(operands, Tensor):
+    check_functions("cond", true_fn=true_fn, false_fn=false_fn)
+    if isinstance(operands, Tensor) or not isinstance(operands, Iterable):
+        kind = "a tensor, whose rows would be the arguments" if isinstance(operands, Tensor) else f"{type(operands)}"
         raise TypeError(
             at_user_line(
-                "cond: operands must be a sequence of arguments, got a tensor, whose rows would be the arguments",
+                f"cond: operands must be a sequence of arguments, got {kind}",
                 "cond(pred, true_fn, false_fn, (x,))",
             )
         )
@@ -117,6 +119,13 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
         >>> vmap(f)(torch.tensor([1, 2]), torch.zeros(2))
         tensor([1., 0.])
     """
+    if not (hasattr(branches, "__len__") and hasattr(branches, "__getitem__")):
+        why = f"switch: branches must be a sequence of functions, got {type(branches)}"
+        raise TypeError(at_user_line(why, "switch(index, [f, g], x)"))
+    check_functions("switch", **{f"branches[{place}]": branch for place, branch in enumerate(branches)})
+    if not isinstance(index, float) and not hasattr(index, "__index__"):
+        why = f"switch: index must be a whole number, or a tensor of one, got {type(index)}"
+        raise TypeError(at_user_line(why, "switch(index, [f, g], x)"))
     if not branches:
         raise ArgumentError(at_user_line("switch: there are no branches", "switch(index, [f, g], x)"))
     last = len(branches) - 1
@@ -183,6 +192,7 @@ def while_loop(
         >>> vmap(half)(torch.tensor([5.0, 1.0, 3.0]))
         tensor([0.6250, 1.0000, 0.7500])
     """
+    check_functions("while_loop", cond_fun=cond_fun, body_fun=body_fun)
     _check_mode("while_loop", mode)
     if checkpoint:
         return _checkpointed(cond_fun, body_fun, init, max_steps)
@@ -337,6 +347,11 @@ def fori_loop(
         >>> vmap(power)(torch.tensor([2.0, 3.0]), torch.tensor([3, 2]))
         tensor([8., 9.])
     """
+    check_functions("fori_loop", body_fun=body_fun)
+    for name, bound in (("lower", lower), ("upper", upper)):
+        if not hasattr(bound, "__index__"):
+            why = f"fori_loop: {name} must be a whole number, or a tensor of one, got {type(bound)}"
+            raise TypeError(at_user_line(why, "fori_loop(0, n, body_fun, init)"))
     _check_mode("fori_loop", mode)
     if not (isinstance(lower, Tensor) or isinstance(upper, Tensor) or checkpoint):
         state = init

@@ -169,7 +169,7 @@ class _Writer(MaskedExpressions):
         if len(node.targets) == 1 and isinstance(target, ast.Name):
             return [self.bind(target.id, self.value(node.value), path)]
         names = target.elts if isinstance(target, ast.Tuple) else []
-        if len(node.targets) > 1 or not all(isinstance(name, ast.Name) for name in names):
+        if not names or len(node.targets) > 1 or not all(isinstance(name, ast.Name) for name in names):
             raise Unsupported("an assignment to anything but variables")
         held = [self.new() for _ in names]
         if isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(names):

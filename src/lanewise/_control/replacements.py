@@ -31,10 +31,10 @@ from lanewise._control.numbers import (
     one_number,
 )
 from lanewise._control.tensor_calls import call_with_numbers
-from lanewise._core.autograd import gradient_before
 from lanewise._core.hot import PLAIN
 from lanewise._core.joins import decide, given_to_running
 from lanewise._core.lanes import Restart, child, machine
+from lanewise._core.leaf_gradients import gradient_before
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane
 from lanewise._core.subscripts import get_item

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.checks import check_functions
 from lanewise._control.results import as_tensor
 from lanewise._core.trees import flatten, unflatten
 from lanewise._transforms.vmap import vmap
@@ -41,8 +42,9 @@ def scan(
         >>> scan(lambda c, x: (c + x, c * x), torch.tensor(0.0), torch.tensor([1.0, 2.0, 3.0]))
         (tensor(6.), tensor([0., 2., 9.]))
     """
+    check_functions("scan", f=f)
     leaves, spec = ([], None) if xs is None else flatten(xs)
-    steps = _steps("scan", leaves, length)
+    steps = _steps("scan(f, init, xs)", leaves, length)
     carry, rows, out_spec = init, [], None
     # All at once: the backward pass of one row fills the others with zeros, which would take steps squared.
     items = list(zip(*[leaf.unbind(0) for leaf in leaves])) if leaves else [()] * steps
@@ -65,20 +67,20 @@ def _no_rows(f: Callable, init: Any, leaves: list, spec: Any) -> Any:
     return unflatten([None if y is None else as_tensor(y).unsqueeze(0)[:0] for y in columns], out_spec)
 
 
-def _steps(name: str, leaves: list, length: int | None) -> int:
+def _steps(call: str, leaves: list, length: int | None) -> int:
+    name = call.partition("(")[0]
     sizes = [leaf.shape[0] if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in leaves]
     if None in sizes or any(size != sizes[0] for size in sizes) or (not sizes and length is None):
         shapes = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
         raise ArgumentError(
             at_user_line(
-                f"{name}: xs are tensors with one first dim, that of the steps; they are {shapes}, length={length}",
-                f"{name}(f, init, xs)               # xs [N, ...]\n{name}(f, init, None, length=10)",
+                f"{name}: xs are tensors with one first dim, that of the steps; they are {shapes}"
+                + (f", length={length}" if name == "scan" else ""),
+                f"{call}  # xs [N, ...]" + ("\nscan(f, init, None, length=10)" if name == "scan" else ""),
             )
         )
     if sizes and length is not None and sizes[0] != length:
-        raise ArgumentError(
-            at_user_line(f"{name}: length={length}, but xs have {sizes[0]} steps", f"{name}(f, init, xs)")
-        )
+        raise ArgumentError(at_user_line(f"{name}: length={length}, but xs have {sizes[0]} steps", call))
     return length if not sizes else sizes[0]  # type: ignore[return-value]
 
 
@@ -103,8 +105,10 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         >>> lanewise.map(torch.sum, torch.ones(2, 3))
         tensor([3., 3.])
     """
+    check_functions("map", f=f)
     if batch_size is not None:
         return vmap(f, chunk_size=batch_size)(xs)
+    _steps("map(f, xs)", flatten(xs)[0], None)
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 
@@ -132,7 +136,16 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 
     The recursion on pairs is that of Blelloch, "Prefix sums and their applications", 1990.
     """
+    check_functions("associative_scan", fn=fn)
     leaves, spec = flatten(elems)
+    if not all(isinstance(leaf, Tensor) and -leaf.dim() <= axis < leaf.dim() for leaf in leaves):
+        found = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves]
+        raise ArgumentError(
+            at_user_line(
+                f"associative_scan: elems are tensors with a dim {axis}; they are {found}",
+                "associative_scan(fn, elems, axis=0)  # elems [N, ...]",
+            )
+        )
     lengths = {leaf.shape[axis] for leaf in leaves}
     if len(lengths) != 1:
         raise ArgumentError(

@@ -13,13 +13,13 @@ from lanewise._control.convert import converted
 from lanewise._control.one_by_one import Alone
 from lanewise._control.results import apart, put_together
 from lanewise._core.absent import note
-from lanewise._core.autograd import shared_gradients
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.causes import Cause
 from lanewise._core.joins import settle
 from lanewise._core.journal import Journal, memory
 from lanewise._core.lane_level import LaneLevel, lanes_of
 from lanewise._core.lanes import Restart, arrived, machine, raise_caught
+from lanewise._core.leaf_gradients import shared_gradients
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.outside import held_before, reach_of
 from lanewise._core.picked import by_number

@@ -8,6 +8,7 @@ a loop over the lanes would. A lane of a tensor that is only tracked outside is 
 import functools
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,11 +18,10 @@ from torch.autograd.function import Function
 from lanewise._core.absent import left
 from lanewise._core.batch import BatchLevel
 from lanewise._core.graphs import lane_by_lane, node_of, order, through_arguments
-from lanewise._core.joins import merge_tensors
-from lanewise._core.lane_level import LaneLevel, completed
-from lanewise._core.lanes import Lanes, OperationFailed, Target, machine
-from lanewise._core.level import current_level, live_levels
-from lanewise._core.plane import Plane, at_home, escaped, recorded, sync, tracked
+from lanewise._core.lane_level import completed
+from lanewise._core.leaf_gradients import showing
+from lanewise._core.level import current_level
+from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
 from lanewise._torch_compat import (
     AccumulateGrad,
     apply_plainly,
@@ -160,196 +160,14 @@ def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
     return found
 
 
-class _Shown:
-    """The `.grad` that a leaf of a plane below shows while a level is open: one for each lane.
-
-    Attributes:
-        leaf: The tensor that all lanes share.
-        base: Its gradient before.
-        added: The lanes' gradients, without the base.
-        grad: What it shows, and the version of that.
-    """
-
-    __slots__ = ("leaf", "base", "added", "grad", "version")
-
-    def __init__(self, leaf: Tensor) -> None:
-        self.leaf = leaf
-        self.base = leaf.grad
-        self.added: Tensor | None = None
-        self.grad: Tensor | None = None
-        self.version = 0
-
-
-# For each level with such leaves: the leaves by id.
-_shown: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def accumulate_per_lane(
     level: BatchLevel, outputs: Sequence[Any], cotangents: Sequence[Any], args: tuple, kwargs: dict
 ) -> Any:
     """Run the graph of this plane. Until the level ends each lane sees its own gradient in `.grad` of a shared leaf."""
     nodes = [node for node in leaf_nodes(outputs) if order(node.variable) < level.order and node.variable is not _START]
-    if not nodes:
-        return run_backward(*_recorded_only(None, outputs, cotangents), *args, **kwargs)
-    entries = _shown.get(level)
-    if entries is None:
-        entries = _shown[level] = {}
-        level.closing = [*(level.closing or ()), lambda: _settle(level)]
-    handles = []
-    for node in nodes:
-        leaf = node.variable
-        entry = entries.get(id(leaf))
-        if entry is None or leaf.grad is not entry.grad:
-            entry = entries[id(leaf)] = _Shown(leaf)
-            if entry.base is not None and not level.owns(entry.base):
-                leaf.grad = level.adopt(level.below(torch.clone, entry.base))
-        handles.append(node.register_prehook(_noting(level, entry)))
-    try:
-        return run_backward(*_recorded_only(None, outputs, cotangents), *args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for entry in entries.values():
-            if entry.added is None:
-                entry.leaf.grad = entry.base
-            else:
-                entry.grad = entry.leaf.grad
-                entry.version = 0 if entry.grad is None else entry.grad._version
-        for key in [key for key, entry in entries.items() if entry.added is None]:
-            del entries[key]
-
-
-def gradient_before(leaf: Tensor) -> Tensor | None:
-    """The gradient that a leaf from outside had before lanes of the innermost level that shows theirs added to it."""
-    for level in reversed(live_levels()):
-        entry = _shown.get(level, {}).get(id(leaf))
-        if entry is not None:
-            return entry.base
-    return None
-
-
-def _noting(level: BatchLevel, entry: _Shown) -> Any:
-    def prehook(grads: tuple) -> tuple:
-        shown = []
-        for grad in grads:
-            if grad is not None:
-                grad = grad if isinstance(grad, Plane) and grad.level is level else level.adopt(grad)
-                if isinstance(level, LaneLevel):
-                    grad = _of_lanes(level, grad)
-                entry.added = grad if entry.added is None else entry.added + grad
-            shown.append(grad)
-        return tuple(shown)
-
-    return prehook
-
-
-def _of_lanes(level: LaneLevel, cotangent: Any) -> Any:
-    """A cotangent with lanes: of those that run, if it is the same in all of them."""
-    if not level.mapped(cotangent):
-        cotangent = cotangent + level.wrap(level.below(_no_change, cotangent, level.size))
-    cotangent.cotangent = True
-    return cotangent
-
-
-def _no_change(like: Tensor, size: int) -> Tensor:
-    return torch.zeros(size, dtype=like.dtype, device=like.device)
-
-
-def shared_gradients(level: BatchLevel) -> list[tuple]:
-    """What the shared leaves of a level show now: leaf, the lanes' gradients, `.grad`, whether others have set that."""
-    found: list[tuple] = []
-    if not _shown:
-        return found
-    for entry in _shown.get(level, {}).values():
-        shown = entry.leaf.grad
-        touched = shown is None or shown is not entry.grad or shown._version != entry.version
-        with at_home(shown):
-            found.append((entry.leaf, entry.added, None if shown is None else shown.clone(), touched))
-    return found
-
-
-def show_gradients(level: BatchLevel, state: list[tuple]) -> None:
-    """Go back to what `shared_gradients` found, or on to what such were merged to."""
-    entries = _shown.get(level)
-    if entries is None:
-        return
-    for entry in entries.values():
-        entry.leaf.grad = entry.base
-    entries.clear()
-    for leaf, added, shown, touched in state:
-        entry = entries[id(leaf)] = _Shown(leaf)
-        entry.added = added
-        if shown is not None:
-            with at_home(shown):
-                leaf.grad = shown.clone()
-        if not touched:
-            entry.grad, entry.version = leaf.grad, leaf.grad._version  # type: ignore[union-attr]
-
-
-def merge_gradients(level: LaneLevel, target: Target, pieces: list[Lanes], states: list[list[tuple]]) -> None:
-    """Shared leaves show in each lane what they showed in its piece, zeros where nothing was added."""
-    leaves = {id(leaf): leaf for state in states for leaf, *_ in state}
-    if not leaves:
-        return
-    merged = []
-    for key, leaf in leaves.items():
-        found = [next((entry for entry in state if id(entry[0]) == key), None) for state in states]
-        zeros = level.below(torch.zeros_like, leaf.detach())
-        added, shown = [
-            merge_tensors(level, target, pieces, [zeros if e is None or e[place] is None else e[place] for e in found])
-            for place in (1, 2)
-        ]
-        merged.append((leaf, added, shown, any(entry is not None and entry[3] for entry in found)))
-    show_gradients(level, merged)
-
-
-def _settle(level: BatchLevel) -> None:
-    """The level ends: what its shared leaves show becomes one gradient again, the sum over the lanes.
-
-    Where its `vmap` is about to start again, or one around it, they show what they did before.
-    """
-    if any(raised is not OperationFailed and owner.order <= level.order for raised, owner, *_ in machine.raised):
-        show_gradients(level, [])
-    for entry in _shown.pop(level).values():
-        leaf, shown = entry.leaf, entry.leaf.grad
-        place = order(leaf)
-        if shown is None or not level.owns(shown):
-            continue
-        untouched = shown is entry.grad and shown._version == entry.version
-        if untouched and not (entry.base is not None and level.owns(entry.base)):
-            leaf.grad, total = entry.base, _over_lanes(level, entry.added)
-        elif entry.base is None or level.owns(entry.base):
-            leaf.grad, total = None, _over_lanes(level, shown)
-        else:
-            leaf.grad, total = None, _over_lanes(level, shown) - entry.base * (level.size - 1)
-        if order(total) > place:
-            _show_on(total.level, leaf, total)
-        elif leaf.grad is None:
-            leaf.grad = total
-        elif leaf.grad.requires_grad or total.requires_grad:
-            leaf.grad = leaf.grad + total
-        else:
-            leaf.grad.add_(total)
-
-
-def _show_on(level: Any, leaf: Tensor, total: Any) -> None:
-    """The sum over the lanes of an inner level, shown on the level around it."""
-    entries = _shown.get(level)
-    if entries is None:
-        entries = _shown[level] = {}
-        level.closing = [*(level.closing or ()), lambda: _settle(level)]
-    entry = entries.get(id(leaf))
-    if entry is None or leaf.grad is not entry.grad:
-        entry = entries[id(leaf)] = _Shown(leaf)
-    entry.added = total if entry.added is None else entry.added + total
-    leaf.grad = entry.grad = total if leaf.grad is None else leaf.grad + total
-    entry.version = entry.grad._version
-
-
-def _over_lanes(level: BatchLevel, grad: Any) -> Any:
-    if level.mapped(grad):
-        return level.below(torch.sum, left(level, grad.value), 0)
-    return level.below(torch.mul, grad.value, level.size)
+    kept = _recorded_only(None, outputs, cotangents)
+    with showing(level, nodes) if nodes else nullcontext():
+        return run_backward(*kept, *args, **kwargs)
 
 
 # --- gradients in tensors that are tracked below only ----------------------------------------------------------------

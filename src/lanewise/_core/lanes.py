@@ -288,9 +288,13 @@ def merge_target(base: Lanes, pieces: list[Lanes]) -> Target:
 
 
 class _GoingApart:
-    """How lanes go apart, which joins.py knows: `by(level, numbers)`."""
+    """How lanes go apart, which joins.py knows: `by(level, numbers)`.
+
+    `is_shown(level, tensor)`, which leaf_gradients.py knows: whether a tensor is the `.grad` of a leaf from outside.
+    """
 
     by: Callable[[Any, Tensor], None]
+    is_shown: Callable[[Any, Tensor], bool]
 
 
 parting = _GoingApart()

@@ -1,10 +1,13 @@
-"""`Tensor.data` of plain tensors, which cannot share the memory of a wrapper."""
+"""`Tensor.data` where it is set: of wrappers, and of plain tensors, which cannot share the memory of a wrapper."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lanewise._core.plane import Plane, sync
+from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.lane_level import LaneLevel
+from lanewise._core.plane import Plane, sync, tracked
 from lanewise.errors import CapturedWriteError, at_user_line
 
 torch_data: Any = Tensor.data
@@ -30,3 +33,49 @@ def _set_plain_data(self: Tensor, new: Any) -> None:
 Tensor.data = property(  # type: ignore[assignment]
     torch_data.__get__, _set_plain_data, torch_data.__delete__, torch_data.__doc__
 )
+
+
+def set_data(wrapper: Any, own: Any) -> None:
+    """`wrapper.data = own`, of the same level. Its history, on the planes below too, stays, and so does its tangent."""
+    level: Any = wrapper.level
+    torch_data.__set__(wrapper, own)
+    new: Any = own.data
+    if not level.lifted(wrapper):
+        before = level.alias(wrapper)
+        before.origin = wrapper.origin
+        wrapper.replaced = [*getattr(wrapper, "replaced", ()), before]  # its views stay views of that
+    same_shape: bool = wrapper.shape == new.shape
+    if isinstance(level, DualLevel):
+        sync(wrapper)
+        if wrapper.tangent is not None and same_shape:
+            new = level.wrap(new.value, wrapper.tangent)
+        old = wrapper.value
+    else:
+        here = level.here(wrapper) if isinstance(level, LaneLevel) else wrapper
+        if level.mapped(new) and not level.mapped(here):
+            old = level.below(level.expanded, here)
+        else:
+            old = here.value
+            if level.mapped(here) and not level.mapped(new) and _has_derivatives(old):
+                new = level.wrap(level.below(level.expanded, new))
+    if same_shape and _has_derivatives(old):
+        new.value = level.below(_with_data, old, new.value)
+    level.copy_slots(wrapper, new)
+
+
+def _has_derivatives(value: Any) -> bool:
+    """Whether a value has a history or a tangent on its plane or on one below."""
+    if tracked(value):
+        return True
+    while isinstance(value, Plane):
+        if isinstance(value, DualTensor) and value.tangent is not None:
+            return True
+        value = value.value
+    return False
+
+
+def _with_data(old: Tensor, new: Tensor) -> Tensor:
+    with torch.enable_grad():
+        kept = old.clone()
+    kept.data = new
+    return kept

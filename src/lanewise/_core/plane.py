@@ -272,11 +272,28 @@ def sync(wrapper: Plane) -> None:
     parent, func, args, kwargs, index = origin
     if not isinstance(parent, Plane):
         return
+    if hasattr(parent, "replaced"):
+        parent = _of_its_memory(wrapper, parent)
     sync(parent)
     if level.lifted(parent):
         with at_home(parent):
             view = level.interpret(func, (parent, *args), kwargs, [parent])
         level.copy_slots(wrapper, view if index is None else view[index])
+
+
+def _of_its_memory(wrapper: Any, parent: Any) -> Any:
+    """What an unlifted view is a view of: where `parent` was given other data since, what stands for it as it was."""
+    for before in parent.replaced:
+        if _memory(before) == _memory(wrapper):
+            wrapper.origin = (before, *wrapper.origin[1:])
+            return before
+    return parent
+
+
+def _memory(tensor: Any) -> int:
+    while isinstance(tensor, Plane):
+        tensor = tensor.value
+    return tensor.untyped_storage().data_ptr()
 
 
 class at_home:

@@ -22,7 +22,7 @@ from lanewise._core.dual import DualTensor
 from lanewise._core.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, on_plane
-from lanewise._core.plain_data import torch_data
+from lanewise._core.plain_data import set_data
 from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
 from lanewise._core.saved import packing, saving
 from lanewise._core.subscripts import get_item, set_item
@@ -290,8 +290,7 @@ class Surface:
         if way is not None and all(op is aten.detach.default for op in way):
             return
         own = new if way is None and level.owns(new) else level.adopt(new if way is None else new.value)  # type: ignore[attr-defined]
-        _set_data(self, own)
-        level.copy_slots(self, own.data)
+        set_data(self, own)
 
     # --- text ------------------------------------------------------------------------------------------------------
 
@@ -425,7 +424,6 @@ def _number_text(level: Any, value: Any, spec: str) -> str:
     return list(places)[int(settle(level, level.wrap(rows)))]
 
 
-_set_data = torch_data.__set__
 _torch_detach: Any = Tensor.detach
 
 

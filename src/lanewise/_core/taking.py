@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lanewise._core.absent import note
 from lanewise._core.batch import BatchTensor
-from lanewise._core.lanes import Lanes, common_ancestor
+from lanewise._core.lanes import Lanes, Restart, common_ancestor, machine, parting
 from lanewise._core.rows import gather, gather_lanes, spread_rows
 from lanewise.errors import TransformError, at_user_line
 
@@ -31,6 +31,8 @@ def taken(level: Any, tensor: BatchTensor, home: Lanes, lanes: Lanes) -> Tensor:
     # Or lanes that parted, came together and parted again in the same way.
     places = lanes.places(home)
     if places is None:
+        if machine.level is level and parting.is_shown(level, tensor):
+            raise Restart(level)  # as written, lanes that have parted see nothing of each other's
         raise TransformError(
             at_user_line(
                 f"vmap: a value {list(tensor.shape)} of lanes that took another branch is used here: it was kept "

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,11 +14,19 @@ from lanewise._core.layouts import layout_of
 from lanewise._core.trees import is_leaf, leaf_names
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
+_FOLDER = os.path.dirname(__file__)
+
 
 def function_name(func: Any) -> str:
-    """A function as messages name it."""
+    """A function as messages name it: `loss`, and what a transform has made of it `grad(loss)`."""
     if isinstance(func, functools.partial):
         return f"functools.partial({function_name(func.func)}, ...)"
+    code: Any = getattr(func, "__code__", None)
+    # (Before Python 3.11, code does not know in which function it stands.)
+    made_by = getattr(code, "co_qualname", {"gradient": "grad"}.get(getattr(code, "co_name", ""), ""))
+    made_by = made_by.partition(".<locals>")[0]
+    if made_by and hasattr(func, "__wrapped__") and os.path.dirname(code.co_filename) == _FOLDER:
+        return f"{made_by}({function_name(func.__wrapped__)})"
     name = getattr(func, "__name__", None)
     if name is None:
         return type(func).__name__

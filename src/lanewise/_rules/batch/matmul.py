@@ -86,9 +86,8 @@ def mv(level, a, v):
     return torch.bmm(v.value.unsqueeze(1), a.value.mT).squeeze(1)
 
 
-@lane_rule(aten.dot.default, guarded=False)
-def dot(level, a, b):
-    """a [B, n] or [n], b [B, n] or [n] -> [B]"""
+def _dotted(level, a, b):
+    """The operands of a product of vectors, which are as those of one lane must be."""
     if a.dim() != 1 or b.dim() != 1:
         _check_ranks("1D tensors expected", (a, 1), (b, 1))
     if a.shape != b.shape or a.dtype is not b.dtype:
@@ -99,6 +98,15 @@ def dot(level, a, b):
             )
         )
     left, right = level.physical(a), level.physical(b)
+    if a.dtype is torch.bool:
+        torch.dot(left.new_ones(1), right.new_ones(1))  # raises, as it does for an example
+    return left, right
+
+
+@lane_rule(aten.dot.default, guarded=False)
+def dot(level, a, b):
+    """a [B, n] or [n], b [B, n] or [n] -> [B]"""
+    left, right = _dotted(level, a, b)
     if not a.is_floating_point():
         return (left * right).sum(1, dtype=a.dtype)
     if not level.mapped(a):
@@ -109,8 +117,8 @@ def dot(level, a, b):
 @lane_rule(aten.vdot.default)
 def vdot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B], the first conjugated"""
-    _check_ranks("1D tensors expected", (a, 1), (b, 1))
-    return (level.physical(a).conj_physical() * level.physical(b)).sum(1)
+    left, right = _dotted(level, a, b)
+    return (left.conj_physical() * right).sum(1, dtype=a.dtype)
 
 
 @lane_rule(aten._trilinear.default)
