@@ -11,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import grad, vmap
-from lanewise._core import batch, hot
+from lanewise._core import batch
+from lanewise._core.short import hot
 
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "eq", "ne", "gt", "ge"]
 BITS = ["and_", "or_", "xor"]

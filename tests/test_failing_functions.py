@@ -9,8 +9,8 @@ from torch import nn
 
 import lanewise
 from lanewise import grad, jacrev, jvp, vmap
-from lanewise._core.lanes import machine
 from lanewise._core.level import current_level, live_levels
+from lanewise._core.parting.lanes import machine
 
 XS = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(1))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lanewise
 from lanewise import grad, hessian, jacrev, jvp, vmap
-from lanewise._core import hot
+from lanewise._core.short import hot
 
 X = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 X = X + 6 * torch.eye(4, dtype=torch.float64)

@@ -1,17 +1,17 @@
 """Composable function transforms for PyTorch: write a function for one example, run and differentiate it for all."""
 
 import lanewise._control
-import lanewise._core.autograd
-import lanewise._core.function
-import lanewise._core.legacy
-import lanewise._core.scripted
-import lanewise._core.surface
+import lanewise._core.functions.function
+import lanewise._core.python.legacy
+import lanewise._core.python.scripted
+import lanewise._core.python.surface
+import lanewise._core.recording.autograd
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
 from lanewise import debug, errors, random
-from lanewise._control.checks import error_if
-from lanewise._control.operators import cond, fori_loop, switch, while_loop
-from lanewise._control.scans import associative_scan, map, scan
+from lanewise._control.functional.checks import error_if
+from lanewise._control.functional.operators import cond, fori_loop, switch, while_loop
+from lanewise._control.functional.scans import associative_scan, map, scan
 from lanewise._transforms.compiling import never_compile_packages
 from lanewise._transforms.forward import jvp, linearize
 from lanewise._transforms.functional import debug_unwrap

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lanewise._control.numbers import LaneNumber
+from lanewise._control.runtime.numbers import LaneNumber
+from lanewise._core.again.lines import Column, Line, columns, hold
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.joins import innermost
-from lanewise._core.lane_level import LaneLevel
 from lanewise._core.level import current_level, live_levels, on_plane
-from lanewise._core.lines import Column, Line, columns, hold
+from lanewise._core.parting.joins import innermost
+from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
 

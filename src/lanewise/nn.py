@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from lanewise._control.callees import fn
+from lanewise._control.runtime.callees import fn
 from lanewise._torch_compat import BatchNormBase, forget_parametrized
 from lanewise._transforms.reruns import in_force
 from lanewise.errors import ArgumentError, TransformError, at_user_line

@@ -146,7 +146,7 @@ PROGRAMS = [before, in_one_branch, later, in_a_loop, twice, overwritten, written
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
     yield
     assert not live_levels()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lanewise import errors, vmap
-from lanewise._core import arrays
+from lanewise._core.python import arrays
 from tests.control.compositions import COMPOSITIONS, SECOND, check_as_the_loop
 
 XS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [1.0, 2.0]])

@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lanewise import grad, jacrev, jvp, vjp, vmap
-from lanewise._core.lanes import machine
 from lanewise._core.level import live_levels
+from lanewise._core.parting.lanes import machine
 from tests.oracles import assert_same
 
 D = torch.float64
@@ -25,8 +25,8 @@ pytestmark = [
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
-        monkeypatch.setattr("lanewise._control.hooks.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runtime.hooks.converted", lambda func: None)
     yield request.param
     assert not live_levels()
     assert not machine.raised

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lanewise import vmap
-from lanewise._control.compiling import is_converted
-from lanewise._control.convert import converted, why_not
-from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Boundary, machine
-from lanewise._core.same_draws import SameDraws
+from lanewise._control.rewriting.compiling import is_converted
+from lanewise._control.rewriting.convert import converted, why_not
+from lanewise._core.draws.same_draws import SameDraws
+from lanewise._core.parting.lane_level import LaneLevel
+from lanewise._core.parting.lanes import Boundary, machine
 from tests.control import plain_programs
 from tests.control.plain_programs import CALLS, PROGRAMS
 

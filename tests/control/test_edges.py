@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lanewise import grad, vmap
-from lanewise._control.split import _as_written as as_written
+from lanewise._control.runs.split import _as_written as as_written
 from lanewise._transforms.parting import code_of
 from tests.control.edge_programs import PROGRAMS
 

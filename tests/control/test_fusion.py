@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
-from lanewise._control import fusion
-from lanewise._control.arithmetic import arithmetic
+from lanewise._control.rewriting.arithmetic import arithmetic
+from lanewise._control.runtime import fusion
 
 pytestmark = pytest.mark.usefixtures("parting")
 

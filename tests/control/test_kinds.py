@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lanewise import errors, vmap
-from lanewise._core.lanes import machine
+from lanewise._core.parting.lanes import machine
 from tests.control.compositions import COMPOSITIONS, check_as_the_loop, loop
 from tests.control.kind_programs import OTHERS, TOGETHER
 

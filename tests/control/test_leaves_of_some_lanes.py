@@ -118,7 +118,7 @@ OUTSIDE = [some, and_others_later, as_often_as_it_says, by_other_functions, in_a
 def test_from_outside(program, before, way, monkeypatch):
     """What it was before, in lanes that have called no backward pass."""
     if way == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
     w = torch.ones(2, dtype=torch.float64, requires_grad=True)
 
     def f(x, k):

@@ -4,8 +4,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import grad, vmap
-from lanewise._control import boundary
-from lanewise._core.lanes import Boundary
+from lanewise._control.runs import boundary
+from lanewise._core.parting.lanes import Boundary
 
 D = torch.float64
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, value_and_grad, vmap
-from lanewise._control import masks
-from lanewise._core import rows
-from lanewise._core.lanes import machine
+from lanewise._control.masking import masks
+from lanewise._core.parting import rows
+from lanewise._core.parting.lanes import machine
 from tests.control.cheap_programs import Wider, program
 
 D = torch.float64

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lanewise import grad, value_and_grad, vmap
-from lanewise._core.lanes import machine
+from lanewise._core.parting.lanes import machine
 from tests.control.cheap_programs import program
 
 D = torch.float64

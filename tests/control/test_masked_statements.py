@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lanewise import functional_call, grad, vmap
-from lanewise._control.masked_calls import form_of
-from lanewise._control.masked_lanes import run_masked
+from lanewise._control.masking.masked_calls import form_of
+from lanewise._control.masking.masked_lanes import run_masked
 from tests.control.cheap_programs import Wider, program
 
 D = torch.float64

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, value_and_grad, vmap
-from lanewise._control import masked_calls, masks
-from lanewise._control.masked_calls import form_of
-from lanewise._control.masked_lanes import run_masked
-from lanewise._core import rows
-from lanewise._core.lanes import machine
+from lanewise._control.masking import masked_calls, masks
+from lanewise._control.masking.masked_calls import form_of
+from lanewise._control.masking.masked_lanes import run_masked
+from lanewise._core.parting import rows
+from lanewise._core.parting.lanes import machine
 from lanewise._transforms.parting import runner
 from tests.control.cheap_programs import program
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lanewise._control.split
+import lanewise._control.runs.split
 from lanewise import grad, vmap
-from lanewise._control import compiling
+from lanewise._control.rewriting import compiling
 
 
 class Counted(TorchDispatchMode):
@@ -44,7 +44,7 @@ def refusing(monkeypatch):
     for name in ("run", "masked", "masked_plainly"):
         monkeypatch.setattr(lanewise._transforms.parting.runner, name, refuse)
     monkeypatch.setattr(compiling, "converted_code", refuse)
-    monkeypatch.setattr(lanewise._control.split, "converted", refuse)
+    monkeypatch.setattr(lanewise._control.runs.split, "converted", refuse)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lanewise import grad, vmap
-from lanewise._control import one_by_one
+from lanewise._control.runs import one_by_one
 
 
 class Clock:

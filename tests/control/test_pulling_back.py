@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lanewise import grad, jacrev, jvp, vjp, vmap
-from lanewise._core.lanes import machine
 from lanewise._core.level import live_levels
+from lanewise._core.parting.lanes import machine
 from tests.oracles import assert_same
 
 pytestmark = pytest.mark.usefixtures("parting")
@@ -20,8 +20,8 @@ EYE = torch.eye(2, dtype=D)
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
-        monkeypatch.setattr("lanewise._control.hooks.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runtime.hooks.converted", lambda func: None)
     yield
     assert not live_levels()
     assert not machine.raised

@@ -19,7 +19,7 @@ JAGGED = "jagged"
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
 
 
 def nested(rows=ROWS, requires_grad=False):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lanewise
-from lanewise._control import ranges
+from lanewise._control.runtime import ranges
 from tests.control.compositions import COMPOSITIONS, SECOND, check_as_the_loop
 from tests.control.test_fuzz import check
 

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import error_if, errors, grad, vmap
-from lanewise._control import split
-from lanewise._core.lanes import machine
+from lanewise._control.runs import split
+from lanewise._core.parting.lanes import machine
 
 D = torch.float64
 

@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
-from lanewise._core.lanes import machine
 from lanewise._core.level import live_levels
+from lanewise._core.parting.lanes import machine
 from lanewise.errors import SlowPathWarning
 from tests.control import writing_programs
 from tests.control.compositions import examples, scalar
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
     return request.param
 
 

@@ -12,7 +12,7 @@ F64 = torch.float64
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
 
 
 def in_a_branch(x):

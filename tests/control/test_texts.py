@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lanewise import jacrev, vmap
-from lanewise._control import texts
+from lanewise._control.runtime import texts
 from tests.control.compositions import COMPOSITIONS, SECOND, check_as_the_loop
 
 XS = torch.tensor([1.0, 2.04, 2.01, -3.0])

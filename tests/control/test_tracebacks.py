@@ -123,7 +123,7 @@ def test_all_frames(monkeypatch):
 
 
 def test_a_mistake_of_the_library_keeps_its_frames(monkeypatch):
-    monkeypatch.setattr("lanewise._control.split.leave", int)
+    monkeypatch.setattr("lanewise._control.runs.split.leave", int)
     with pytest.raises(TypeError) as caught:
         vmap(lambda x: x if x.item() > 1 else -x)(torch.tensor([0.1, 3.0]))
     assert frames(caught.value)[-1][0] == "run_apart"

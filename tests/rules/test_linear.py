@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanewise import functional_call, grad, hessian, jacfwd, jacrev, vmap
-from lanewise._core import hot
+from lanewise._core.short import hot
 from lanewise._rules.batch import linear
 
 LANES, OUT, IN = 3, 4, 2

@@ -279,7 +279,7 @@ AROUND = {
 def way(request, monkeypatch):
     """Lanes part in converted code, or the function is run again."""
     if request.param == "as written":
-        monkeypatch.setattr("lanewise._control.split.converted", lambda func: None)
+        monkeypatch.setattr("lanewise._control.runs.split.converted", lambda func: None)
 
 
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")

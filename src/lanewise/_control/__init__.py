@@ -1,11 +1,11 @@
 """Lanes that take different ways through ordinary Python code."""
 
-import lanewise._control.texts
-import lanewise._control.torch_names  # noqa: F401
-from lanewise._control.hooks import run_hook
-from lanewise._control.masked_lanes import run_masked, run_masked_lanes
-from lanewise._control.split import run_apart
-from lanewise._core.hooks import runner as hook_runner
+import lanewise._control.functional.torch_names
+import lanewise._control.runtime.texts  # noqa: F401
+from lanewise._control.masking.masked_lanes import run_masked, run_masked_lanes
+from lanewise._control.runs.split import run_apart
+from lanewise._control.runtime.hooks import run_hook
+from lanewise._core.recording.hooks import runner as hook_runner
 from lanewise._transforms.parting import runner
 
 runner.run = run_apart

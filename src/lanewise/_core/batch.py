@@ -7,12 +7,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from lanewise._core.journal import Journal, keep, note_write
-from lanewise._core.lanes import BeginAgain, Restart, machine
+from lanewise._core.again.journal import Journal, keep, note_write
+from lanewise._core.draws.random import is_random, note_generator
 from lanewise._core.layouts import run_with_layouts
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import find_rule
 from lanewise._core.one_lane import failure_in_one_lane
+from lanewise._core.parting.lanes import BeginAgain, Restart, machine
 from lanewise._core.plane import (
     Plane,
     argument,
@@ -26,7 +27,6 @@ from lanewise._core.plane import (
     written_results,
     written_statistics,
 )
-from lanewise._core.random import is_random, note_generator
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._torch_compat import (
     OpOverload,

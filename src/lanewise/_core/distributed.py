@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.draws.random import drawn_without_leave
 from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane, while_open
 from lanewise._core.plane import Plane, detached, map_tensors, sync
-from lanewise._core.random import drawn_without_leave
 from lanewise._torch_classes import DisableTorchFunctionSubclass, DTensorNames, dtensor_names
 from lanewise._torch_compat import (
     INSIDE_KEY_SET,

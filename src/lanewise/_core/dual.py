@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.journal import memory
+from lanewise._core.again.journal import memory
 from lanewise._core.layouts import nested_with_tangent
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin

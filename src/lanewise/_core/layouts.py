@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.lanes import parting
 from lanewise._core.level import on_plane
+from lanewise._core.parting.lanes import parting
 from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, taken_apart, tensors_of
 from lanewise._torch_classes import NestedTensor
 from lanewise._torch_compat import OpOverload

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.chunk_draws import OwnDraws
-from lanewise._core.lanes import parting
+from lanewise._core.draws.chunk_draws import OwnDraws
+from lanewise._core.draws.random import Generators, check_random, drawn_without_leave, is_random, same_with_lanes
 from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
+from lanewise._core.parting.lanes import parting
 from lanewise._core.plane import argument, map_tensors, replace_tensors, taken_apart, tensors_of, written_arguments
-from lanewise._core.random import Generators, check_random, drawn_without_leave, is_random, same_with_lanes
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
 from lanewise._torch_compat import OpOverload

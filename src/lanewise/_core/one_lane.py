@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.draws.random import is_random
 from lanewise._core.plane import argument, map_tensors, tensors_of, written_arguments, written_statistics
-from lanewise._core.random import is_random
 from lanewise.errors import LanewiseError, note_at_user_line
 
 # What kernels raise for operands that they do not take. (Others come from hooks of the user's that a kernel calls.)

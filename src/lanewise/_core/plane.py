@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.lanes import OperationFailed, machine
 from lanewise._core.level import Level, current_level, on_plane
 from lanewise._core.operations import makes_tensors
+from lanewise._core.parting.lanes import OperationFailed, machine
 from lanewise._torch_compat import (
     INSIDE_KEY_SET,
     OUTSIDE_KEY,

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lanewise._core.draws.random import is_random
 from lanewise._core.plane import STATISTICS
-from lanewise._core.random import is_random
 from lanewise._torch_compat import OpOverload, has_kernel_for_key
 
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lanewise._core.chunk_draws import own_draws
+from lanewise._core.draws.chunk_draws import own_draws
 from lanewise._torch_compat import user_vmap_rule
 from lanewise.errors import TransformError, at_user_line
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.chunk_draws import Ends, chunk_loop
+from lanewise._core.draws.chunk_draws import Ends, chunk_loop
+from lanewise._core.draws.random import Generators
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
-from lanewise._core.random import Generators
 from lanewise._core.trees import Spec, unflatten
 from lanewise._torch_compat import TorchDispatchMode
 from lanewise._transforms.arguments import Call

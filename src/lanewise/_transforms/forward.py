@@ -11,7 +11,7 @@ from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.layouts import layout_of
 from lanewise._core.linear import LinearLevel, memories
 from lanewise._core.plane import sync
-from lanewise._core.tensor_hooks import with_own_nodes
+from lanewise._core.recording.tensor_hooks import with_own_nodes
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._torch_compat import is_alias_of, peer_engine_active
 from lanewise._transforms.arguments import Site, check_outputs, function_name, not_callable, refuse_peer, split_aux

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.lanes import refuse_parted, running_lanes
 from lanewise._core.level import Level
 from lanewise._core.missing import functional_twin
+from lanewise._core.parting.lanes import refuse_parted, running_lanes
 from lanewise._core.plane import (
     Plane,
     argument,

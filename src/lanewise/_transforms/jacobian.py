@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.lanes import Disagreement, arrived, machine, raise_caught
+from lanewise._core.parting.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import sync
 from lanewise._core.trees import LEAF, Spec, flatten, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active

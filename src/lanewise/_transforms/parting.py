@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
+from lanewise._core.again.journal import Journal
+from lanewise._core.again.outside import Before
 from lanewise._core.batch import BatchLevel
-from lanewise._core.journal import Journal
-from lanewise._core.lane_level import LaneLevel
-from lanewise._core.lanes import Disagreement, Restart, arrived
+from lanewise._core.draws.random import reseat_generators
 from lanewise._core.level import current_level
-from lanewise._core.outside import Before
-from lanewise._core.picked import by_number, lost
-from lanewise._core.random import reseat_generators
-from lanewise._core.tensor_hooks import HookedLevel, sets_late_hooks
+from lanewise._core.parting.lane_level import LaneLevel
+from lanewise._core.parting.lanes import Disagreement, Restart, arrived
+from lanewise._core.parting.picked import by_number, lost
+from lanewise._core.recording.tensor_hooks import HookedLevel, sets_late_hooks
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
 parted: set[Any] = set()

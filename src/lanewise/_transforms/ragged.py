@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.absent import left
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import on_plane
+from lanewise._core.parting.absent import left
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import children_of, flatten, unflatten
 from lanewise.errors import TransformError, at_user_line

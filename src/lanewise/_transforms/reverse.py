@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.lane_level import completed
 from lanewise._core.level import current_level, pin_grad_mode
+from lanewise._core.parting.lane_level import completed
 from lanewise._core.plane import Plane, recorded, without_history
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.trees import LEAF, flatten, unflatten

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.outside import NOT_LOOKED_AT, held_before, reach_of
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.lanes import Disagreement, machine, raise_caught
-from lanewise._core.outside import NOT_LOOKED_AT, held_before, reach_of
-from lanewise._core.random import Generators
+from lanewise._core.draws.random import Generators
+from lanewise._core.parting.lanes import Disagreement, machine, raise_caught
+from lanewise._core.parting.unasked import Answers
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
-from lanewise._core.unasked import Answers
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks

@@ -1,7 +1,7 @@
 """The batching rules. Importing this package registers them."""
 
 from lanewise._core.batch import BATCH_RULES
-from lanewise._core.factories import see_operations_from_outside
+from lanewise._core.python.factories import see_operations_from_outside
 from lanewise._rules.batch import (  # noqa: F401
     attention,
     choosing,

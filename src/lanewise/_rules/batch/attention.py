@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.direct import unwatched
-from lanewise._core.factories import route_past
 from lanewise._core.plane import tracked
+from lanewise._core.python.factories import route_past
+from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.journal import keep
 from lanewise._core.batch import BatchLevel, captured_write
-from lanewise._core.journal import keep
-from lanewise._core.lane_level import LaneLevel
+from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.plane import lift, map_tensors
 from lanewise._rules.batch.families import batch_rule, lane_rule, refuse
 from lanewise._torch_compat import OpOverload

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route
-from lanewise._core.joins import part_by
-from lanewise._core.unasked import answer
+from lanewise._core.parting.joins import part_by
+from lanewise._core.parting.unasked import answer
+from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise._rules.batch.operands import at_least_1d, common_shape
 from lanewise.errors import LaneValueError, TransformError, at_user_line

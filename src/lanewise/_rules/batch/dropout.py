@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import captured_write
-from lanewise._core.factories import route
+from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import leading
 from lanewise._rules.batch.random import blank, random_rule
 from lanewise._torch_compat import OpOverload

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.direct import unwatched
-from lanewise._core.factories import route, unrouted
 from lanewise._core.missing import no_strides
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane
+from lanewise._core.python.factories import route, unrouted
+from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import lane_rule
 from lanewise._torch_compat import current_autograd_node, fast_binding
 from lanewise.errors import TransformError, at_user_line

@@ -5,18 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core import hot
 from lanewise._core.batch import BATCH_RULES, BatchLevel
-from lanewise._core.factories import (
+from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane
+from lanewise._core.python.factories import (
     adopt_results_of,
     adopt_results_of_name,
     join_lists_in,
     route,
     route_past,
 )
-from lanewise._core.level import on_plane
-from lanewise._core.paths import single_path
-from lanewise._core.plane import Plane
+from lanewise._core.short import hot
+from lanewise._core.short.paths import single_path
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise.errors import TransformError, at_user_line, check_not_linearized
 

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.journal import keep
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import at_rank, inert, plainest_pointwise, pointwise_path, route
-from lanewise._core.journal import keep
 from lanewise._core.missing import functional_twin, lane_loop
-from lanewise._core.paths import (
+from lanewise._core.parting.rows import SUMS
+from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of
+from lanewise._core.rules import Rule, overloads
+from lanewise._core.short.hot import at_rank, inert, plainest_pointwise, pointwise_path, route
+from lanewise._core.short.paths import (
     choice_path,
     copied_path,
     operands_path,
@@ -24,9 +27,6 @@ from lanewise._core.paths import (
     single_path,
     write_path,
 )
-from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of
-from lanewise._core.rows import SUMS
-from lanewise._core.rules import Rule, overloads
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
-from lanewise._core.hot import route
 from lanewise._core.missing import lane_loop
 from lanewise._core.plane import Plane
+from lanewise._core.short.hot import route
 from lanewise._rules.batch.datadependent import lane_positions
 from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_least_1d, common_shape, lane_numbers

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.factories import route as route_factory
-from lanewise._core.hot import route
+from lanewise._core.python.factories import route as route_factory
+from lanewise._core.short.hot import route
 from lanewise._rules.batch.families import lane_rule, leading
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.direct import unwatched
-from lanewise._core.factories import route_past
-from lanewise._core.hot import PLAIN
 from lanewise._core.plane import Plane, recorded, sync
+from lanewise._core.python.factories import route_past
+from lanewise._core.short.direct import unwatched
+from lanewise._core.short.hot import PLAIN
 from lanewise._rules.batch.matmul import product
 from lanewise._torch_compat import apply_plainly, engine_goes_on, is_grad_enabled, set_grad_enabled
 

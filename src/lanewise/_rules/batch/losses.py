@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route, unrouted
 from lanewise._core.missing import lane_loop
+from lanewise._core.python.factories import route, unrouted
 from lanewise._rules.batch.families import aligner, bind, decompose, lane_rule
 from lanewise._rules.batch.operands import common_shape
 from lanewise._torch_compat import fast_binding

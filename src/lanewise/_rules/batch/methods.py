@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lanewise._core.direct import binary_method, product_method, unary_method
+from lanewise._core.short.direct import binary_method, product_method, unary_method
 from lanewise._rules.batch.matmul import product_of_lanes
 
 

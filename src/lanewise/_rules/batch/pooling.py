@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route
 from lanewise._core.plane import map_tensors
+from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import bind, lane_rule, too_few_dims
 from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
 from lanewise._torch_compat import OpOverload

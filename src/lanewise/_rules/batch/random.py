@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor, captured_write
-from lanewise._core.chunk_draws import keep_apart
-from lanewise._core.factories import adopt_results_of
+from lanewise._core.draws.chunk_draws import keep_apart
+from lanewise._core.draws.random import check_random, note_generator, reseat, same_with_lanes, unbatched_write
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors
-from lanewise._core.random import check_random, note_generator, reseat, same_with_lanes, unbatched_write
+from lanewise._core.python.factories import adopt_results_of
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import aligner, bind, leading, pointwise
 from lanewise._rules.batch.operands import common_shape

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.joins import part_by
 from lanewise._core.level import on_plane
+from lanewise._core.parting.joins import part_by
 from lanewise._rules.batch.datadependent import differing_shapes
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise._rules.batch.tracking import is_tracked

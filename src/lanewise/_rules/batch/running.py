@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
-from lanewise._core.factories import route, unrouted
 from lanewise._core.level import Level, current_level
 from lanewise._core.plane import Plane, detached, versioned
+from lanewise._core.python.factories import route, unrouted
 from lanewise._rules.batch.updates import (
     Entry,
     Update,

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.factories import route_past
-from lanewise._core.hot import route
-from lanewise._core.paths import joined_path
+from lanewise._core.python.factories import route_past
+from lanewise._core.short.hot import route
+from lanewise._core.short.paths import joined_path
 from lanewise._rules.batch.families import (
     along_dims,
     batch_rule,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.factories import route, unrouted
 from lanewise._core.layouts import LAYOUT_RULES, alone
 from lanewise._core.level import current_level
 from lanewise._core.plane import Plane
+from lanewise._core.python.factories import route, unrouted
 from lanewise._rules.batch.datadependent import agreed
 from lanewise._rules.batch.families import lane_rule, refuse
 from lanewise._rules.batch.matmul import added, scaled

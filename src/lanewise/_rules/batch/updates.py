@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lanewise._core.again.journal import Journal, elements
 from lanewise._core.batch import BatchLevel
-from lanewise._core.journal import Journal, elements
-from lanewise._core.lane_level import LaneLevel, lanes_of
-from lanewise._core.lanes import Lanes
 from lanewise._core.level import Level
+from lanewise._core.parting.lane_level import LaneLevel, lanes_of
+from lanewise._core.parting.lanes import Lanes
 from lanewise._core.plane import Plane, detached, versioned
 from lanewise._torch_compat import preserve_version
 

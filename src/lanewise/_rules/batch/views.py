@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
-from lanewise._core.factories import route_past
-from lanewise._core.hot import route
-from lanewise._core.paths import plainest_view, single_path, view_path
 from lanewise._core.plane import Plane, refit_in_place, sync
-from lanewise._core.saved import cuts_all_planes
+from lanewise._core.python.factories import route_past
+from lanewise._core.recording.saved import cuts_all_planes
+from lanewise._core.short.hot import route
+from lanewise._core.short.paths import plainest_view, single_path, view_path
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dim, shift_dims, too_few_dims
 from lanewise._torch_compat import fast_binding
 from lanewise.errors import TransformError, at_user_line

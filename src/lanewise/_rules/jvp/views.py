@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lanewise._core.dual import DualLevel, lay_out
 from lanewise._core.plane import refit, refit_in_place
-from lanewise._core.saved import cuts_all_planes
+from lanewise._core.recording.saved import cuts_all_planes
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
 
 aten = torch.ops.aten

@@ -1,0 +1,77 @@
+"""`error_if`: a check of lane values that names the lanes it fails for."""
+
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._control.runs.naming import lane_names
+from lanewise._core.batch import BatchTensor
+from lanewise._core.level import on_plane
+from lanewise._core.parting.joins import innermost, rows_of
+from lanewise._core.parting.lane_level import LaneLevel
+from lanewise._core.parting.lanes import child
+from lanewise._core.plane import Plane, sync
+from lanewise.errors import CheckError, at_user_line, lanes_in_words
+
+
+def error_if(x: Any, pred: Any, msg: str) -> Any:
+    """Return `x`, or raise if `pred` holds in any lane.
+
+    Args:
+        x: Anything; handed through.
+        pred: A bool, or a tensor of bools of any shape.
+        msg: What is wrong.
+
+    Returns:
+        `x` itself.
+
+    Raises:
+        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s.
+
+    Example:
+        >>> import torch
+        >>> from lanewise import error_if, vmap
+        >>> f = lambda x: error_if(x, x < 0, "negative").sqrt()
+        >>> vmap(f)(torch.tensor([4.0, 9.0]))
+        tensor([2., 3.])
+        >>> vmap(f)(torch.tensor([4.0, -9.0, -1.0]))
+        Traceback (most recent call last):
+        lanewise.errors.CheckError: negative (lanes 1, 2)...
+    """
+    failing = lanes_where(pred)
+    if failing:
+        raise CheckError(at_user_line(f"{msg} ({lanes_in_words(failing)})"), failing)
+    if failing is None:
+        raise CheckError(at_user_line(msg), [])
+    return x
+
+
+def lanes_where(pred: Any) -> list | None:
+    """The lanes in which any element holds, as errors name them; None where it has no lanes and holds."""
+    value: Any = pred
+    while isinstance(value, Plane):
+        if isinstance(value, BatchTensor):
+            sync(value)
+            if value.mapped:
+                break
+        value = value.value
+    if not isinstance(value, BatchTensor):
+        return None if bool(value.any() if isinstance(value, Tensor) else value) else []
+    level: Any = innermost(value.level)
+    rows = rows_of(level, value)
+    with on_plane(None):
+        holds = (rows.reshape(rows.shape[0], -1) != 0).any(1)
+        places = holds.nonzero().squeeze(1)
+    if isinstance(level, LaneLevel):
+        return lane_names(level, child(level.lanes, places))
+    return [level.start + place for place in places.tolist()]
+
+
+def check_functions(api: str, **functions: Any) -> None:
+    """Refuse something else in place of a function, by the name of the argument."""
+    for name, function in functions.items():
+        if not callable(function):
+            why = f"{api}: {name} must be a function, got {type(function)}"
+            raise TypeError(
+                at_user_line(why, f"{api}(..., {name}=f, ...)" if name.isidentifier() else f"{api}(index, [f, g], x)")
+            )

@@ -1,0 +1,258 @@
+"""A function whose lanes part: run with all that agree, then run again for those that were left behind."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._control.rewriting.convert import converted
+from lanewise._control.runs.boundary import boundary
+from lanewise._control.runs.one_by_one import Alone
+from lanewise._control.runs.results import apart, put_together
+from lanewise._core.again.journal import Journal, memory
+from lanewise._core.again.outside import held_before, reach_of
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.draws.random import Generators, reseat_generators
+from lanewise._core.level import current_level, on_plane
+from lanewise._core.parting.absent import note
+from lanewise._core.parting.causes import Cause
+from lanewise._core.parting.joins import settle
+from lanewise._core.parting.lane_level import LaneLevel, lanes_of
+from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
+from lanewise._core.parting.picked import by_number
+from lanewise._core.plane import recorded, tracked
+from lanewise._core.recording.leaf_gradients import shared_gradients
+from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
+from lanewise._core.trees import Spec, unflatten
+from lanewise._transforms.arguments import Call
+from lanewise._transforms.parting import check_lost, code_of, remember
+from lanewise._transforms.ragged import Components, by_component, is_ragged
+from lanewise._transforms.vmap import lane_rows, leave
+from lanewise.errors import SlowPathWarning, at_user_line, warn_at_user_line
+
+# Code of functions that change what lanes share in a way that converted code cannot, and how, where that is known: they
+# run as they were written.
+_as_written: dict[Any, Cause | None] = {}
+
+
+def run_apart(
+    call: Call, leaves: list, dims: list, spec: Spec, out_dims: Any, randomness: str, place: tuple[int, int, int]
+) -> tuple[list, list, Spec]:
+    """One chunk of a `vmap` whose lanes part."""
+    generators = None if randomness == "error" else Generators()
+    jagged = {
+        position: Components(leaf, dim, *place[:2])
+        for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+        if dim is not None and by_component(leaf, dim)
+    }
+    flat = not (
+        jagged or is_ragged(out_dims) or any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
+    )
+    code = code_of(call.func)
+    func = None if code in _as_written else converted(call.func)
+    held = held_before(reach_of(call.func), leaves)
+    while True:
+        level = _level(place, randomness, flat, HookedLevel if code in sets_late_hooks else LaneLevel)
+        if code in by_number:
+            level.by_number = True
+        if jagged:
+            level.has_absent = None  # the function may write to the components, through which a history leaves unseen
+        lanes = [
+            leaf if dim is None or position in jagged else _entered(level, lane_rows(leaf, dim, place))
+            for position, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+        ]
+        given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not by_component(lane, dim)]
+        versions = [None if each.is_inference() else each._version for each in given]
+        level.journal = Journal(given)
+        writes: list[tuple] = []
+        try:
+            with level:
+                thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
+                join = partial(put_together, out_dims=out_dims)
+                alone = None if jagged else Alone(code, call.func, lanes, spec, held is None)
+                with _telling_of_many(level.root.size) as times:
+                    out = boundary(
+                        level, thunk, join, structured=func is not None, alone=alone, cause=_as_written.get(code)
+                    )
+                if machine.raised:
+                    raise_caught(level, Restart)
+                if func is not None and alone is not None and times.partings():
+                    if level.journal.untouched and not shared_gradients(level):
+                        alone.note_time(level.root.size, times.partings(), times.seconds())
+                check_lost(level, code)
+                if versions != [None if each.is_inference() else each._version for each in given]:
+                    level.has_absent = None  # what has been written to arguments leaves unseen
+                _give_back(level, leaves, dims, lanes, place)
+                for write in writes:
+                    level.below(_write_components, *write)
+                return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
+        except BaseException as error:
+            restart = arrived(level, error, Restart)
+            if restart is None:
+                level.journal.undo_updates()
+                raise
+            level.journal.undo(level)
+            if held is not None:
+                held.put_back()
+            flat = flat and restart.flat
+            remember(level, code)
+            if not restart.structured:
+                func = None
+                _as_written[code] = restart.cause
+            if generators is not None:
+                generators.reseat()
+                reseat_generators(level)
+
+
+# A parting costs as much as the smallest functions take for thirty lanes in a loop. So many for each lane are worth
+# telling of, where lanes do little in between: the thread works for less than so many seconds. Among fewer lanes than
+# that, nobody looks for speed.
+_OFTEN, _FEW_LANES, _LITTLE = 1.5, 32, 4e-4
+
+
+class _telling_of_many:
+    """Warns inside, at the line of the function that they come to, once lanes part more often than is worth it."""
+
+    __slots__ = ("lanes", "most", "begun", "before", "around")
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.most = int(_OFTEN * lanes)
+
+    def __enter__(self) -> "_telling_of_many":
+        self.around = machine.limit, machine.tell
+        self.before = machine.partings
+        self.begun = time.thread_time()
+        if self.lanes >= _FEW_LANES:
+            machine.limit, machine.tell = machine.partings + self.most, self.tell
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        machine.limit, machine.tell = self.around
+
+    def partings(self) -> int:
+        """How often lanes have parted."""
+        return machine.partings - self.before
+
+    def seconds(self) -> float:
+        """How long the thread has worked."""
+        return time.thread_time() - self.begun
+
+    def tell(self) -> None:
+        if self.seconds() > _LITTLE * self.most:
+            return
+        warn_at_user_line(
+            SlowPathWarning(
+                at_user_line(
+                    f"vmap: the {self.lanes} lanes have parted more than {self.most} times and do little "
+                    "in between, which may take longer than a Python loop over them. It would take about as long for "
+                    "many more lanes",
+                    "torch.where(x > 0, a, b)  # in place of a branch that does little\n"
+                    "vmap(f)(xs)  # with more lanes at once",
+                )
+            )
+        )
+
+
+def _run(
+    level: LaneLevel, func: Callable, lanes: list, jagged: dict[int, Components], spec: Spec, writes: list[tuple]
+) -> Any:
+    """Call the function for the lanes that run, of components of nested tensors for those of one shape.
+
+    What it has written to components goes to `writes`, for `_write_components`.
+    """
+    # Each run gets tensors of its own: what one does to their shapes in place is not done to those of others.
+    lanes = [level.alias(lane) if level.owns(lane) else lane for lane in lanes]
+    if level.hooked:
+        for lane in lanes:
+            if level.owns(lane) and tracked(lane.value):
+                lane.value, lane.origin = own_value(level, lane.value), None
+    if not jagged:
+        args, kwargs = unflatten(lanes, spec)
+        return func(*args, **kwargs)
+    _part_by_shape(level, list(jagged.values()))
+    places = level.lanes.positions(level.root).tolist()
+    rows = {position: level.below(components.stacked, places) for position, components in jagged.items()}
+    args, kwargs = unflatten(
+        [
+            lane if position not in rows else rows[position] if jagged[position].sparse else level.wrap(rows[position])
+            for position, lane in enumerate(lanes)
+        ],
+        spec,
+    )
+    before, versions = level.lanes, {position: value._version for position, value in rows.items()}
+    out = func(*args, **kwargs)
+    for position, value in rows.items():
+        if value._version != versions[position] and not jagged[position].sparse:
+            done = level.lanes
+            writes.append((jagged[position], done.positions(level.root), value, done.positions(before)))
+    return out
+
+
+def _write_components(components: Components, places: Tensor, value: Tensor, rows: Tensor) -> None:
+    """Write rows of `value` to the components at `places`, those of the lanes that have returned in that run."""
+    for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        components.lanes[place].copy_(value[row])
+
+
+def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
+    """Go on with the largest group of lanes whose components have the same shapes."""
+    numbers: dict[tuple, int] = {}
+    each = [
+        numbers.setdefault(tuple(one.kind(place) for one in components), len(numbers))
+        for place in level.lanes.positions(level.root).tolist()
+    ]
+    with on_plane(None):
+        rows = torch.tensor(each, dtype=torch.int64)
+    settle(level, level.wrap(rows))
+
+
+def _level(place: tuple[int, int, int], randomness: str, flat: bool, kind: type[LaneLevel]) -> LaneLevel:
+    """A level for the lanes of this call, or for all pairs of them and those of the `vmap` right around (`flat`).
+
+    Not for pairs where the one draws for each lane and the other once for all.
+    """
+    start, length, total = place
+    around = current_level()
+    if not flat or not isinstance(around, BatchLevel):
+        return kind(length, randomness, total, start)
+    if "error" in (randomness, around.randomness):
+        randomness = "error"
+    elif randomness != around.randomness:
+        return kind(length, randomness, total, start)
+    return kind(length, randomness, total, start, around)
+
+
+def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
+    """An argument `[B, *S]` on the plane of the level."""
+    outer = level.outer
+    if outer is None:
+        return level.wrap(rows)
+    if isinstance(outer, LaneLevel):
+        rows = outer.here(rows)
+    value = outer.below(_all_pairs, outer.physical(rows), outer.mapped(rows), lanes_of(outer).size)
+    if outer.mapped(rows):
+        note(level, value, "rows", level.root, lanes_of(outer), level.root.index)
+    return level.wrap(value)
+
+
+def _give_back(level: LaneLevel, leaves: list, dims: list, lanes: list, place: tuple[int, int, int]) -> None:
+    """Write to the arguments what was written to lanes that had to be copied, for all pairs with those around."""
+    if level.outer is None or not level.journal.copies:
+        return
+    written = level.journal.written()
+    for leaf, dim, lane in zip(leaves, dims, lanes, strict=True):
+        if dim is not None and memory(lane.value) in written:
+            rows = lane_rows(leaf, dim, place)
+            if memory(rows) != memory(lane.value):
+                rows.copy_(level.lowered(lane)[0])
+
+
+def _all_pairs(value: Tensor, mapped: bool, outer: int) -> Tensor:
+    """`[outer, B, *S]`, or `[B, *S]` for all outer lanes -> `[outer * B, *S]`"""
+    if not mapped:
+        value = value.expand(outer, *value.shape)
+    return value.flatten(0, 1)

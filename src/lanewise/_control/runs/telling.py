@@ -1,0 +1,90 @@
+"""What a warning says of lanes that part in code that runs as it was written: where, why, and what to write instead."""
+
+import linecache
+import types
+from typing import NamedTuple
+
+from lanewise._control.rewriting.compiling import converted_code, is_converted
+from lanewise._control.rewriting.source import Unsupported
+from lanewise._core.again.libraries import of_library
+from lanewise._core.parting.causes import Cause
+from lanewise.errors import Step
+
+_TENSORS = (
+    "tensors where Python's own numbers decide: x.max() for max(x.tolist()), x.sort() for sorted(x), "
+    "x[x > 0] for a list of what is picked, rows[k] for items[int(k)]"
+)
+_WITHIN = frozenset({"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"})
+# Parts of torch between a line of the user's and the operation that it writes.
+_BETWEEN = ("torch._", "torch.nn.modules.module", "torch.overrides", "torch.utils._")
+
+
+class Told(NamedTuple):
+    """Where lanes part and why, as rows of a warning, and what to write instead."""
+
+    rows: str
+    instead: str
+
+
+def told(calls: list[Step] | None, restarted: Cause | None) -> Told:
+    """What to tell of lanes that parted in `calls`, innermost first.
+
+    `restarted`: why the outermost of them runs as it was written, though it can be converted; None if it cannot be.
+    """
+    calls = calls or []
+    place = next((call for call in calls if call.users), None)
+    rows = "" if place is None else f"\n  they part at {_at(place.code.co_filename, place.line)}"
+    cause = _cause(calls) or restarted
+    if cause is None:
+        return Told(rows, _TENSORS)
+    text = _text(cause.file, cause.line)
+    where = "" if not cause.line else f" (line {cause.line}: {text})" if text else f" (line {cause.line})"
+    return Told(f"{rows}\n  {cause.function} ({cause.file}:{cause.first}) {cause.what}{where}", cause.instead)
+
+
+def _cause(calls: list[Step]) -> Cause | None:
+    library, inner = "", None  # the outermost library's function that was called since, and the user's that was not
+    for call in calls:
+        module = str(call.names.get("__name__", ""))
+        if not call.users or of_library(module):
+            library = library if module.startswith(_BETWEEN) else f"{module}.{call.code.co_name}"
+        elif call.code.co_name not in _WITHIN:
+            if is_converted(call.code):
+                return _of_converted(call, library) if inner is None else _called(inner, library)
+            reason = _reason(call)
+            if reason is not None:
+                return _of(call, f"is not converted: {reason}", reason.line, reason.instead)
+            library, inner = "", call
+    return _called(inner, library) if inner is not None and library else None
+
+
+def _reason(call: Step) -> Unsupported | None:
+    """Why the code of a call cannot be converted; None if it can."""
+    cells = tuple([types.CellType() for _ in call.code.co_freevars])
+    code = converted_code(types.FunctionType(call.code, call.names, closure=cells))
+    return code if isinstance(code, Unsupported) else None
+
+
+def _of(call: Step, what: str, line: int, instead: str) -> Cause:
+    code = call.code
+    return Cause(code.co_name, code.co_filename, code.co_firstlineno, what, line, instead)
+
+
+def _of_converted(call: Step, library: str) -> Cause:
+    if library:
+        return _of(call, f"calls {library} there, which runs as it was written", 0, _TENSORS)
+    return _of(call, "asks there for a number, a text or a key of Python's own", 0, _TENSORS)
+
+
+def _called(call: Step, library: str) -> Cause:
+    by = library or "a function written in C"
+    return _of(call, f"is called by {by}, which runs as it was written", 0, "the call in a loop of the function's own")
+
+
+def _at(file: str, line: int) -> str:
+    text = _text(file, line)
+    return f"{file}:{line}: {text}" if text else f"{file}:{line}"
+
+
+def _text(file: str, line: int) -> str:
+    return linecache.getline(file, line).strip()

@@ -1,0 +1,315 @@
+"""Expressions of which lanes take different sides, or whose variables hold different kinds of things in some of them.
+
+A variable that is None in some lanes and a tensor in others is a Mixed (merging.py). What asks for its kind, such as
+`best is None`, has an answer for each lane. Any other expression is computed for each of its values, for the lanes that
+have it, as the sides of an `if` are; where one value can hold what comes out, all lanes go on together.
+"""
+
+import enum
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._control.runtime import replacements
+from lanewise._control.runtime.iterators import refuse_iterators
+from lanewise._control.runtime.merging import BY_VALUE, UNBOUND, Mixed, number_kind
+from lanewise._control.runtime.merging import join as join_values
+from lanewise._control.runtime.numbers import LaneNumber, number_of
+from lanewise._core.level import on_plane
+from lanewise._core.parting.joins import decide
+from lanewise._core.parting.lanes import Parting, child, machine
+
+# An expression is computed for so many values of a variable. With more of them, lanes with one go on.
+_MOST = 8
+_NAMED = (str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+_CONTAINERS = (tuple, list, dict)
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+def load(value: Any, name: str) -> Any:
+    """A variable that may hold different things in different lanes: one of them, for lanes that go on with it."""
+    if type(value) is Mixed:
+        value = value.resolve(machine.level)
+    if value is UNBOUND:
+        raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
+    return value
+
+
+def kept(value: Any, name: str) -> Any:
+    """A variable that may hold different things in different lanes: a Mixed where it does in those that run."""
+    if type(value) is Mixed:
+        level = machine.level
+        shares = value.shares(level.lanes)
+        if len(shares) == 1:
+            value = value.value(level, shares[0][0])
+        elif any(value.values[number] is UNBOUND for number, _ in shares):
+            return load(value, name)
+    return load(value, name) if value is UNBOUND else value
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+
+def truth(value: Any) -> Any:
+    """What a condition says: True, False, or the positions of the lanes for which it holds, and of the others."""
+    if value is True or value is False:
+        return value
+    level = machine.level
+    if level is None:
+        return bool(value)
+    if type(value) is LaneNumber:
+        value = value.value
+    elif type(value) is Mixed:
+        return _truth_of_each(level, value)
+    elif not isinstance(value, Tensor):
+        return bool(value)
+    return decide(level, value)
+
+
+def _truth_of_each(level: Any, value: Mixed) -> Any:
+    mask = _truths(level, value)
+    if mask is None:
+        return truth(value.resolve(level))  # whatever its `__bool__` does, it does for lanes with one object
+    count = int(mask.sum())
+    return bool(count) if count in (0, mask.shape[0]) else Parting(mask, count).sides()
+
+
+def _truths(level: Any, value: Mixed) -> Tensor | None:
+    """What each lane that runs says `[n]`; None where that is for a method of an object to say."""
+    base = level.lanes
+    shares = value.shares(base)
+    simple = (*BY_VALUE, Tensor, LaneNumber, *_CONTAINERS)
+    if not all(isinstance(value.values[number], simple) for number, _ in shares):
+        return None
+    with on_plane(None):
+        mask = torch.zeros(base.size, dtype=torch.bool)
+    for number, here in shares:
+        level.lanes = child(base, here)
+        verdict = truth(value.value(level, number))
+        if verdict is not False:
+            with on_plane(None):
+                mask[here if verdict is True else here[verdict[0].positions()]] = True
+    level.lanes = base
+    return mask
+
+
+def _number(level: Any, mask: Tensor) -> Any:
+    """Truth values `[n]` as a bool with lanes."""
+    count = int(mask.sum())
+    return bool(count) if count in (0, mask.shape[0]) else LaneNumber(bool, level.wrap(mask))
+
+
+def _answered(value: Mixed, ask: Callable[[Any], bool]) -> Any:
+    """What each lane says to a question about its value, which no tensor has to be looked into for: a bool."""
+    level = machine.level
+    with on_plane(None):
+        mask = torch.zeros(level.lanes.size, dtype=torch.bool)
+        for number, here in value.shares(level.lanes):
+            if ask(value.values[number]):
+                mask[here] = True
+    return _number(level, mask)
+
+
+@replacements.stands_for(operator.is_)
+def is_(a: Any, b: Any) -> Any:
+    """`a is b`"""
+    return _is(a, b) if type(a) is Mixed or type(b) is Mixed else replacements.same(a, b)
+
+
+@replacements.stands_for(operator.is_not)
+def is_not(a: Any, b: Any) -> Any:
+    """`a is not b`"""
+    return _opposite(_is(a, b) if type(a) is Mixed or type(b) is Mixed else replacements.same(a, b))
+
+
+def _is(a: Any, b: Any) -> Any:
+    if type(a) is not Mixed:
+        a, b = b, a
+    if isinstance(b, (bool, Mixed, Tensor, LaneNumber, *_CONTAINERS)):
+        return for_each_value(replacements.same, False, (a, b), 3)
+    return _answered(a, lambda own: own is b)
+
+
+def equal(a: Any, b: Any) -> Any:
+    """`a == b`"""
+    if type(a) is not Mixed and type(b) is not Mixed:
+        return a == b
+    found = _equals_name(a, b)
+    return for_each_value(operator.eq, False, (a, b), 2) if found is None else found
+
+
+def unequal(a: Any, b: Any) -> Any:
+    """`a != b`"""
+    if type(a) is not Mixed and type(b) is not Mixed:
+        return a != b
+    found = _equals_name(a, b)
+    return for_each_value(operator.ne, False, (a, b), 2) if found is None else _opposite(found)
+
+
+def _equals_name(a: Any, b: Any) -> Any:
+    """`a == b` where that is a question for a text or the like, None where it is another."""
+    known, asked = (a, b) if type(a) is Mixed else (b, a)
+    if _named(asked) and all(map(_comparable, known.values)):
+        return _answered(known, lambda own: _named(own) and bool(own == asked))
+    return None
+
+
+def _named(value: Any) -> bool:
+    """Whether something has no equality but that of its value, and is no number."""
+    return isinstance(value, _NAMED) and not isinstance(value, (int, float, complex))
+
+
+def _comparable(value: Any) -> bool:
+    """Whether something equals a text or None only where it is one."""
+    return _named(value) or number_kind(value) is not None or isinstance(value, (Tensor, *_CONTAINERS))
+
+
+def contains(entry: Any, thing: Any) -> Any:
+    """`entry in thing`"""
+    mixed = type(entry) is Mixed or type(thing) is Mixed
+    return _contains(entry, thing) if mixed else replacements.contains(entry, thing)
+
+
+def lacks(entry: Any, thing: Any) -> Any:
+    """`entry not in thing`"""
+    mixed = type(entry) is Mixed or type(thing) is Mixed
+    return _opposite(_contains(entry, thing) if mixed else replacements.contains(entry, thing))
+
+
+def _contains(entry: Any, thing: Any) -> Any:
+    if type(entry) is Mixed and isinstance(thing, (tuple, list, set, frozenset, dict)):
+        if all(map(_named, (*thing, *entry.values))):
+            return _answered(entry, lambda own: own in thing)
+    return for_each_value(replacements.contains, False, (entry, thing), 3)
+
+
+def _opposite(found: Any) -> Any:
+    """`not` what a comparison has found."""
+    return found == 0 if isinstance(found, LaneNumber) else not found
+
+
+def negation(value: Any) -> Any:
+    """`not value`"""
+    level = machine.level
+    if level is not None:
+        if isinstance(value, (LaneNumber, Tensor)):
+            return (value if isinstance(value, LaneNumber) else number_of(value)) == 0
+        if type(value) is Mixed:
+            mask = _truths(level, value)
+            return not value.resolve(level) if mask is None else _number(level, ~mask)
+    return not value
+
+
+# --- sides -----------------------------------------------------------------------------------------------------------
+
+
+def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: bool) -> Any:
+    """What sides give for the lanes that take them."""
+    level: Any = machine.level
+    refuse_iterators(level, 2)
+    base = level.lanes
+    pieces, values = [], []
+    for positions, side in zip(verdict, sides):
+        level.lanes = child(base, positions)
+        values.append(side())
+        pieces.append(level.lanes)
+    return join_values(level, base, pieces, values, keep)
+
+
+def _one(value: Any, keep: bool) -> Any:
+    return value.resolve(machine.level) if type(value) is Mixed and not keep else value
+
+
+def choose(condition: Any, yes: Callable, no: Callable, keep: bool = False) -> Any:
+    """`yes() if condition else no()`. `keep`: what comes out may be a Mixed."""
+    verdict = truth(condition)
+    if verdict is True:
+        return yes()
+    if verdict is False:
+        return no()
+    return _by_sides(verdict, (yes, no), keep)
+
+
+def both(first: Any, rest: Callable, keep: bool = False) -> Any:
+    """`first and rest()`"""
+    verdict = truth(first)
+    if verdict is True:
+        return rest()
+    if verdict is False:
+        return _one(first, keep)
+    return _by_sides(verdict, (rest, lambda: first), keep)
+
+
+def either(first: Any, rest: Callable, keep: bool = False) -> Any:
+    """`first or rest()`"""
+    verdict = truth(first)
+    if verdict is True:
+        return _one(first, keep)
+    if verdict is False:
+        return rest()
+    return _by_sides(verdict, (lambda: first, rest), keep)
+
+
+# --- values of several kinds -----------------------------------------------------------------------------------------
+
+
+def each(run: Callable, keep: bool, *operands: Any) -> Any:
+    """`run(*operands)`, for each of the values that the operands have in different lanes.
+
+    What comes out may be a Mixed (`keep`), or only lanes with one value go on.
+    """
+    for operand in operands:
+        if type(operand) is Mixed:
+            return for_each_value(run, keep, operands, 2)
+    return run(*operands)
+
+
+def for_each_value(run: Callable, keep: bool, operands: tuple, depth: int) -> Any:
+    """`each`, called by a function so far up."""
+    level: Any = machine.level
+    place = next((place for place, operand in enumerate(operands) if type(operand) is Mixed), None)
+    if place is None:
+        return run(*operands)
+    operand, base = operands[place], level.lanes
+    shares = operand.shares(base)
+    if len(shares) > _MOST:
+        only = operand.resolve(level)
+        return for_each_value(run, keep, (*operands[:place], only, *operands[place + 1 :]), depth + 1)
+    if len(shares) > 1:
+        refuse_iterators(level, depth)
+        machine.parted(len(shares) - 1)
+    pieces, values = [], []
+    for number, here in shares:
+        level.lanes = base if len(shares) == 1 else child(base, here)
+        own = operand.value(level, number)
+        values.append(for_each_value(run, True, (*operands[:place], own, *operands[place + 1 :]), depth + 1))
+        pieces.append(level.lanes)
+    return join_values(level, base, pieces, values, keep)
+
+
+def keeping(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`func(*args, **kwargs)`, which may return a Mixed."""
+    return func(*args, **kwargs)
+
+
+def called_by_keeping(depth: int) -> bool:
+    """Whether a function so far up was called for a result that may be a Mixed."""
+    frame = sys._getframe(depth)
+    caller = frame.f_back
+    if caller is None or caller.f_code is not keeping.__code__:
+        return False
+    func = caller.f_locals["func"]  # or what that calls: `functools.reduce` leaves no frame
+    return getattr(getattr(func, "__func__", func), "__code__", None) is frame.f_code
+
+
+def result(value: Any) -> Any:
+    """What a function returns."""
+    if type(value) is Mixed and not called_by_keeping(2):
+        return value.resolve(machine.level)
+    return value

@@ -1,0 +1,188 @@
+"""What the code of a function does to objects, read from its instructions."""
+
+import builtins
+import dis
+import inspect
+import types
+from collections.abc import Set
+from typing import Any, NamedTuple
+
+from lanewise._core.again.libraries import is_library, of_library
+
+# Methods that change what they are called on.
+MUTATING = frozenset(
+    "append extend insert pop remove clear update add discard setdefault popitem sort reverse appendleft popleft "
+    "extendleft rotate intersection_update difference_update symmetric_difference_update send throw write "
+    "writelines move_to_end".split()
+)
+# Other names of what changes objects that are given to it, or have it.
+_CHANGING = MUTATING | frozenset(
+    "setattr delattr setitem delitem heappush heappop heapify heapreplace heappushpop insort insort_left insort_right "
+    "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
+    "iadd iconcat ior iand isub ixor imul seek truncate".split()
+)
+# Instructions that put a new container or a number on the stack, and those that only move what is there.
+_MADE = frozenset(
+    "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
+    "MAP_ADD SET_ADD LOAD_CONST LOAD_SMALL_INT BINARY_OP COMPARE_OP UNARY_NEGATIVE".split()
+)
+_CALLS = frozenset("CALL CALL_FUNCTION CALL_METHOD CALL_FUNCTION_EX CALL_FUNCTION_KW CALL_KW".split())
+_SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
+_IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
+_CONTEXT = frozenset({"ctx"})
+_BY_NAME = frozenset({"getattr", "methodcaller"})
+_BY_NAME_GIVEN = frozenset({"setattr", "delattr"})
+
+
+class Effects:
+    """What code does to objects, that of functions inside it too.
+
+    Attributes:
+        changes: Whether it may change some that it has not made.
+        names: Globals that it reads, but for functions of builtins and libraries.
+        stored: Globals that it binds.
+        attributes, bound: Names of attributes, and of those that it binds.
+        by_name: Whether it may bind attributes whose names it is given.
+        writes: Whether it may write to tensors in place.
+    """
+
+    __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes")
+
+    def __init__(self, code: types.CodeType, variables: dict) -> None:
+        self.changes = self.writes = False
+        self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
+        self.names: set[str] = set()
+        self.stored: set[str] = set()
+        self.attributes: set[str] = set()
+        self.bound: set[str] = set()
+        steps = _steps(code)
+        packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + packed]
+        own = _only(steps, _MADE).keys() - given
+        results = _only(steps, _MADE | _CALLS)
+        if not _BY_NAME.isdisjoint(code.co_names):
+            self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
+        if "globals" in code.co_names:
+            self.names |= {const for const in code.co_consts if type(const) is str and const in variables}
+        to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
+        for place, step in enumerate(steps):
+            kind, name = step.opname, step.argval
+            before = steps[place - 1] if place else None
+            if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self.changes = self.changes or name in _CHANGING or (name == "print" and to_file)
+                if name not in variables and hasattr(builtins, name):
+                    continue
+                if not of_no_account(variables.get(name)):
+                    self.names.add(name)
+            elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                self.stored.add(name)
+                self.changes = True
+            elif kind in ("STORE_DEREF", "DELETE_DEREF"):
+                self.changes = self.changes or name in code.co_freevars
+            elif kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+                self.attributes.add(name)
+                if name[-1] == "_" and name[:2] != "__":
+                    self.changes = self.writes = True
+                if name in _CHANGING or name == "set" or name.startswith("register_"):
+                    self.changes = self.changes or not _loads(before, own)
+            elif kind in ("STORE_ATTR", "DELETE_ATTR"):
+                self.bound.add(name)
+                # (The context of a custom Function is new in each call.)
+                self.changes = self.changes or not _loads(before, _CONTEXT)
+            elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
+                outside = not (place > 1 and _loads(steps[place - 2], own))
+                self.changes, self.writes = self.changes or outside, self.writes or outside
+            elif kind == "BINARY_OP" and step.argrepr in _IN_PLACE:
+                after = steps[place + 1] if place + 1 < len(steps) else None
+                # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
+                outside = not _stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
+                self.changes, self.writes = self.changes or outside, self.writes or outside
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                inner = effects_of(const, variables)
+                self.changes = self.changes or inner.changes
+                self.writes = self.writes or inner.writes
+                self.by_name = self.by_name or inner.by_name
+                self.names |= inner.names
+                self.stored |= inner.stored
+                self.attributes |= inner.attributes
+                self.bound |= inner.bound
+
+
+class _Step(NamedTuple):
+    """An instruction."""
+
+    opname: str
+    argval: Any
+    argrepr: str
+
+
+def _steps(code: types.CodeType) -> list[_Step]:
+    """The instructions of code, each doing one thing, by the names of Python 3.12."""
+    found = []
+    for step in dis.get_instructions(code):
+        kind = step.opname.replace("_BORROW", "")
+        if kind in ("STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_LOAD_FAST"):
+            kinds = kind[:-5].split("_FAST_")
+            found += [_Step(f"{each}_FAST", name, name) for each, name in zip(kinds, step.argval)]
+        elif kind not in ("CACHE", "EXTENDED_ARG"):
+            old = kind.startswith(("BINARY_", "INPLACE_")) and kind not in (
+                "BINARY_OP",
+                "BINARY_SUBSCR",
+                "BINARY_SLICE",
+            )
+            if old:  # before Python 3.11
+                found.append(_Step("BINARY_OP", None, "+=" if kind.startswith("INPLACE_") else "+"))
+            else:
+                kind = "BINARY_SUBSCR" if kind == "BINARY_OP" and step.argrepr == "[]" else kind
+                found.append(_Step(kind, step.argval, step.argrepr))
+    return found
+
+
+def _only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
+    """Variables that are bound to nothing but what instructions of some kinds make, and where they first are."""
+    found: dict[str, int] = {}
+    others: set[str] = set()
+    names = [step.opname for step in steps]
+    for place, step in enumerate(steps):
+        if _stores(step):
+            first = place
+            while names[first - 1] in _SHUFFLING:
+                first -= 1
+            count = 1 + names[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
+            found.setdefault(step.argval, place)
+            if not kinds.issuperset(names[max(first - count, 0) : first]):
+                others.add(step.argval)
+    return {name: place for name, place in found.items() if name not in others}
+
+
+def _loads(step: _Step | None, names: Set[str]) -> bool:
+    return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
+
+
+def _stores(step: _Step | None) -> bool:
+    return step is not None and step.opname == "STORE_FAST"
+
+
+def of_no_account(value: Any) -> bool:
+    """Whether a global is part of a library."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return is_library(value)
+    if issubclass(kind, types.ModuleType):
+        return of_library(value.__name__)
+    if issubclass(kind, type):
+        return of_library(value.__module__)
+    return kind is types.BuiltinFunctionType
+
+
+# By code: what it does. (What it names may have become something else since, but for functions of libraries.)
+known: dict[types.CodeType, Effects] = {}
+
+
+def effects_of(code: types.CodeType, variables: dict) -> Effects:
+    """What code does, with the globals that it is run with."""
+    found = known.get(code)
+    if found is None:
+        found = known[code] = Effects(code, variables)
+    return found

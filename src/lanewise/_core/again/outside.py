@@ -1,0 +1,332 @@
+"""What a function may change outside of it, so that what a run changed can be put back when the function starts again.
+
+A function that changes no object pays nothing for that: its code is looked at once. One that may do so has what it can
+reach looked at before each call: its arguments, what it has captured, and the globals that it names.
+"""
+
+import collections
+import functools
+import os
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lanewise._core.again.effects import Effects, effects_of, known, of_no_account
+from lanewise._core.again.holdings import Held, attributes_of, look, put_back
+from lanewise._core.again.libraries import is_library, of_library
+
+# So many entries of objects are looked at before a call.
+_MOST = 5000
+# Tensors of so many elements are copied where they may be written to.
+_SMALL = 1024
+# Among so many, objects with methods of the user's are looked for.
+_NEAR = 200
+# So many functions and objects are followed from a function.
+_MANY = 500
+_CONTAINERS = frozenset({list, tuple, dict, set, collections.OrderedDict, collections.deque, collections.defaultdict})
+_FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
+# Methods that change an object which is new.
+_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__", "__class_getitem__"})
+
+
+class Reach:
+    """What a function may change: functions that it may call, and objects that come with it.
+
+    Attributes:
+        functions: The function and those of the user's that it names or has captured.
+        things: What it is bound to.
+        bound: Names of the attributes that they bind, of classes and modules perhaps.
+        by_name: Whether they may bind others.
+        changes: Whether they may change anything.
+        writes: Whether they may write to tensors in place.
+    """
+
+    __slots__ = ("functions", "things", "bound", "by_name", "changes", "writes", "_pending")
+
+    def __init__(self, *things: Any, verdict: bool = False) -> None:
+        """`verdict`: only whether they change anything is asked."""
+        self.functions: dict[types.FunctionType, Effects] = {}
+        self.things: list[Any] = []
+        self.bound: set[str] = set()
+        self.changes = self.writes = self.by_name = False
+        self._pending = list(things)
+        followed: set[int] = set()
+        for thing in self._pending:  # which grows on the way, and keeps what it has, so that no id is used again
+            if verdict and self.changes:
+                break
+            if id(thing) not in followed:
+                followed.add(id(thing))
+                self._follow(thing)
+            if len(followed) > _MANY:
+                self.changes = True
+                break
+        del self._pending
+
+    def _follow(self, thing: Any) -> None:
+        kind = type(thing)
+        if kind is types.FunctionType:
+            while hasattr(thing, "__wrapped__"):
+                thing = thing.__wrapped__
+            if type(thing) is not types.FunctionType:
+                self._pending.append(thing)
+            elif thing not in self.functions and not is_library(thing):
+                self._read(thing)
+        elif kind is types.MethodType:
+            self._pending += [thing.__self__, thing.__func__]
+        elif kind is functools.partial:
+            self._pending += [thing.func, *thing.args, *thing.keywords.values()]
+        elif kind is weakref.ref:
+            self._pending.append(thing())
+        elif issubclass(kind, types.ModuleType):
+            if not of_library(thing.__name__):
+                self.things.append(thing)
+        elif issubclass(kind, Tensor):
+            if kind is Tensor:
+                self.things.append(thing)
+        else:
+            self.things.append(thing)
+            for changing in _changing(thing):
+                if isinstance(changing, type):
+                    self.changes = True
+                    self._pending += _functions_of(changing)
+                else:
+                    self._pending.append(changing)
+
+    def _read(self, func: types.FunctionType) -> None:
+        variables = func.__globals__
+        effects = self.functions[func] = effects_of(func.__code__, variables)
+        self.changes = self.changes or effects.changes
+        self.writes = self.writes or effects.writes
+        self.by_name = self.by_name or effects.by_name
+        self.bound |= effects.bound
+        for cell in func.__closure__ or ():
+            try:
+                self._pending.append(cell.cell_contents)
+            except ValueError:
+                pass  # not bound yet
+        if "environ" in effects.attributes:
+            self._pending.append(os.environ)
+        for name in effects.names:
+            value = variables.get(name)
+            if issubclass(type(value), types.ModuleType):
+                self.things.append(value)
+                found = [vars(value).get(attribute) for attribute in effects.attributes]
+                self._pending += [each for each in found if not of_no_account(each)]
+            elif not of_no_account(value):
+                self._pending.append(value)
+
+    def roots(self) -> Iterable[Any]:
+        """Where to look for objects that a call may change."""
+        yield from self.things
+        for func in self.functions:
+            yield from func.__closure__ or ()
+            yield from func.__defaults__ or ()
+            yield from (func.__kwdefaults__ or {}).values()
+            if func.__dict__:
+                yield func.__dict__
+
+
+# By class: whether a method of it may change objects.
+_classes: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
+# By module: what `_changing` finds.
+_modules: "weakref.WeakKeyDictionary[nn.Module, list[Any]]" = weakref.WeakKeyDictionary()
+
+
+def _changing(thing: Any) -> list[Any]:
+    """Classes with methods that may change objects, and functions, that an object is of or has."""
+    if issubclass(type(thing), type):
+        return [kind for kind in (thing, type(thing)) if _class_changes(kind)]
+    if not issubclass(type(thing), nn.Module):
+        return _found_below([thing], _NEAR)
+    found = _modules.get(thing)
+    if found is None:
+        modules = list(thing.modules())
+        found = _modules[thing] = _found_below(modules, _NEAR + 10 * len(modules))
+    return found
+
+
+def _found_below(pending: list[Any], most: int) -> list[Any]:
+    """Such classes and functions among objects and what they hold, the nearest first, up to so many objects."""
+    found: dict[Any, None] = {}
+    seen: set[int] = set()
+    for thing in pending:  # which grows on the way
+        kind = type(thing)
+        if kind in _QUIET or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        held: Any = ()
+        if kind in _FUNCTIONS:
+            found[thing] = None
+        elif kind in _CONTAINERS:
+            held = thing.values() if issubclass(kind, dict) else thing
+        elif not of_library(kind.__module__):
+            if _class_changes(kind):
+                found[kind] = None
+            held = (attributes_of(thing) or {}).values()
+        if len(pending) + len(held) <= most:
+            pending += held
+    return list(found)
+
+
+def _class_changes(kind: type) -> bool:
+    if of_library(kind.__module__):
+        return False
+    found = _classes.get(kind)
+    if found is None:
+        _classes[kind] = False  # while it is looked at
+        found = _classes[kind] = Reach(*_functions_of(kind), verdict=True).changes
+    return found
+
+
+def _functions_of(kind: type) -> list[Any]:
+    found: list[Any] = []
+    for base in kind.__mro__:
+        if of_library(base.__module__):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, property):
+                found += [each for each in (value.fget, value.fset) if each is not None]
+            elif isinstance(value, (staticmethod, classmethod)):
+                found.append(value.__func__)
+            elif isinstance(value, types.FunctionType) and name not in _MAKING:
+                found.append(value)
+    return found
+
+
+# --- what it held before ----------------------------------------------------------------------------------------------
+
+
+class _Unset:
+    """In place of a global or an attribute that was not bound."""
+
+
+class Before:
+    """What objects outside held before a call.
+
+    Attributes:
+        held: Objects, and what they held.
+        names: Classes, modules and dicts of globals, names in them, and what these stood for.
+        tensors: Small tensors that may be written to, the versions they had, and copies.
+    """
+
+    __slots__ = ("held", "names", "tensors")
+
+    def __init__(self, reaches: list[Reach], args: Iterable[Any]) -> None:
+        roots = [*args, *[root for reach in reaches for root in reach.roots()]]
+        self.held: list[Held] = look(roots, _MOST, whole=False)  # type: ignore[assignment]
+        self.names: list[tuple[Any, str, Any]] = []
+        kinds = {type(thing) for thing, _, _ in self.held}
+        shared: list[Any] = []
+        for reach in reaches:
+            for func, effects in reach.functions.items():
+                self._note(func.__globals__, effects.stored)
+            kinds.update([each for each in reach.things if issubclass(type(each), type)])
+            modules = [each for each in reach.things if issubclass(type(each), types.ModuleType)]
+            classes = {base for kind in kinds for base in kind.__mro__ if not of_library(base.__module__)}
+            for owner in (*classes, *modules):
+                self._note(owner, {*reach.bound, *(vars(owner) if reach.by_name else ())})
+            shared += [value for kind in classes for value in vars(kind).values() if _may_change(value)]
+        if shared:
+            self.held += look(shared, _MOST, whole=False) or ()
+        self.tensors: list[tuple[Tensor, int, Tensor]] = []
+        if any(reach.writes for reach in reaches):
+            found = {id(part): part for parts in (roots, *[each[2] for each in self.held]) for part in parts}
+            with torch.no_grad():
+                self.tensors = [
+                    (tensor, tensor._version, tensor.clone())
+                    for tensor in found.values()
+                    if type(tensor) is Tensor
+                    and not tensor.requires_grad
+                    and tensor.layout is torch.strided
+                    and tensor.numel() <= _SMALL
+                ]
+
+    def _note(self, owner: Any, names: Iterable[str]) -> None:
+        variables = owner if type(owner) is dict else vars(owner)
+        self.names += [(owner, name, variables.get(name, _Unset)) for name in names]
+
+    def put_back(self) -> None:
+        """Make them hold it again."""
+        with torch.no_grad():
+            for tensor, version, copy in self.tensors:
+                if tensor._version != version:
+                    tensor.copy_(copy)
+        for held in self.held:
+            put_back(held)
+        for owner, name, value in self.names:
+            if type(owner) is dict:
+                if value is not _Unset:
+                    owner[name] = value
+                else:
+                    owner.pop(name, None)
+            elif vars(owner).get(name, _Unset) is not value:
+                if value is not _Unset:
+                    setattr(owner, name, value)
+                else:
+                    delattr(owner, name)
+
+
+# In place of a Reach, or None, before a function was looked at.
+NOT_LOOKED_AT: Any = object()
+
+
+def _may_change(value: Any) -> bool:
+    """Whether an attribute of a class is an object that may change."""
+    return type(value) in _CONTAINERS or not (issubclass(type(value), type) or of_library(type(value).__module__))
+
+
+def reach_of(*funcs: Any) -> Reach | None:
+    """What functions may change; None where they change no objects."""
+    if _are_quiet([*funcs]):
+        return None
+    reach = Reach(*funcs)
+    return reach if reach.changes else None
+
+
+# Types of objects that change nothing, as far as they have been met.
+_QUIET = {types.BuiltinFunctionType, Tensor, nn.Parameter, int, float, str, bool, type(None)}
+
+
+def _are_quiet(pending: list[Any]) -> bool:
+    """Whether it is known at once that functions change no objects, and have none."""
+    seen: set[types.FunctionType] = set()
+    for thing in pending:  # which grows on the way
+        kind = type(thing)
+        if kind is not types.FunctionType:
+            if kind in _QUIET or (kind is type and not _class_changes(thing)):
+                continue
+            return False
+        if thing in seen:
+            continue
+        seen.add(thing)
+        effects = known.get(thing.__code__)
+        if thing.__dict__ or len(seen) > _MANY:
+            return False
+        if effects is None:
+            if is_library(thing):
+                continue
+            return False
+        if effects.changes:
+            return False
+        for cell in thing.__closure__ or ():
+            try:
+                pending.append(cell.cell_contents)
+            except ValueError:
+                return False
+        variables = thing.__globals__
+        for name in effects.names:
+            pending.append(variables.get(name))
+    return True
+
+
+def held_before(reach: Reach | None, args: Iterable[Any]) -> Before | None:
+    """What objects hold before a call of a function with these arguments, where it or they may change them."""
+    args = [arg for arg in args if not isinstance(arg, Tensor)]
+    found = [] if reach is None else [reach]
+    if args and any(map(_changing, args)):
+        found.append(Reach(*args))
+    return Before(found, args) if any(each.changes for each in found) else None
