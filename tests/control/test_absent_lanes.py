@@ -38,6 +38,18 @@ STEEP = {
     "asin": (lambda x, w: x.asin(), 1.0),
     "acos": (lambda x, w: x.acos(), -1.0),
     "atanh": (lambda x, w: x.atanh(), 1.0),
+    "asin outside": (lambda x, w: x.asin(), 2.0),
+    "acos outside": (lambda x, w: x.acos(), -2.0),
+    "acosh outside": (lambda x, w: x.acosh(), -2.0),
+    "erfinv outside": (lambda x, w: x.erfinv(), 2.0),
+    "logit outside": (lambda x, w: x.logit(), 2.0),
+    "entr outside": (lambda x, w: torch.special.entr(x), -2.0),
+    "xlog1py outside": (lambda x, w: torch.special.xlog1py(x, x), -2.0),
+    "xlogy outside": (lambda x, w: torch.xlogy(x, x), -2.0),
+    "polygamma outside": (lambda x, w: torch.polygamma(1, x), -2.0),
+    "mvlgamma outside": (lambda x, w: torch.mvlgamma(x, 2), 0.5),
+    "power 1.5 outside": (lambda x, w: x**1.5, -2.0),
+    "power w outside": (lambda x, w: x**w, -2.0),
     "norm": (lambda x, w: two(x, x * w).norm(), 0.0),
     "norm 3": (lambda x, w: torch.linalg.vector_norm(two(x, x), 3), 0.0),
     "atan2": (lambda x, w: torch.atan2(x, x * 2), 0.0),
@@ -188,6 +200,8 @@ def same(got, want):
 def test_first_and_second_derivatives(name, program, way):
     if program is overwritten and name in ("singular values", "slogdet", "solve"):
         pytest.skip("of a cotangent of zeros, torch's formulas make something else for one matrix than for several")
+    if program is overwritten and name == "entr outside":
+        pytest.skip("the first derivative of one example is NaN there, and a derivative of that says nothing")
     op, at = STEEP[name]
 
     def f(x, w):

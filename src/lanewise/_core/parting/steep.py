@@ -31,6 +31,13 @@ def _away(value: Tensor) -> bool:
     return (not value.is_complex() and value.min().item() > least) or value.abs().min().item() > least
 
 
+def _positive(value: Tensor) -> bool:
+    """Whether all numbers are above zero, not close to it: below, a formula gives NaN. Of complex ones, `_away`."""
+    if value.is_complex() or not value.numel():
+        return _away(value)
+    return value.min().item() > _smallest(value.dtype)
+
+
 def _finite(value: Tensor) -> bool:
     """Whether all numbers are finite; if their sum is not, they count as not."""
     return cmath.isfinite(value.sum().item())
@@ -41,7 +48,7 @@ def _not_large(value: Tensor) -> bool:
 
 
 def _inside(value: Tensor) -> bool:
-    return _away(1 - value.abs())
+    return _positive(1 - value.abs())
 
 
 def _apart(value: Tensor) -> bool:
@@ -58,7 +65,7 @@ def _regular(value: Tensor) -> bool:
 # For each formula: what it has saved, and what that must be for the derivatives to be finite.
 _FORMULAS: dict[str, tuple[tuple[str, Callable[[Tensor], bool]], ...]] = {
     "AcosBackward0": (("self", _inside),),
-    "AcoshBackward0": (("self", lambda x: _away(x - 1)),),
+    "AcoshBackward0": (("self", lambda x: _positive(x - 1)),),
     "AddcdivBackward0": (("tensor1", _finite), ("tensor2", _away)),
     "AddcmulBackward0": (("tensor1", _finite), ("tensor2", _finite)),
     "AddmmBackward0": (("mat1", _finite), ("mat2", _finite)),
@@ -101,15 +108,17 @@ _FORMULAS: dict[str, tuple[tuple[str, Callable[[Tensor], bool]], ...]] = {
     "LogSoftmaxBackward0": (("result", lambda x: not bool(x.isnan().any())),),
     "LogaddexpBackward0": (("self", _finite), ("other", _finite)),
     "LogcumsumexpBackward0": (("result", _finite),),
-    "LogitBackward0": (("self", lambda x: _away(x * (1 - x))),),
+    "LogitBackward0": (("self", lambda x: _positive(x * (1 - x))),),
     "LogsumexpBackward0": (("result", _finite),),
     "MmBackward0": (("self", _finite), ("mat2", _finite)),
     "MulBackward0": (("self", _finite), ("other", _finite)),
+    "MvlgammaBackward0": (("self", lambda x: False),),  # it has a pole at every half
     "MvBackward0": (("self", _finite), ("vec", _finite)),
     "NormBackward0": (("result", _away),),
     "NormBackward1": (("result", _away),),
     "PdistBackward0": (("result", _away),),
-    "PowBackward1": (("self", _away), ("result", _finite)),
+    "PolygammaBackward0": (("self", _positive),),
+    "PowBackward1": (("self", _positive), ("result", _finite)),
     "PowBackward2": (("result", _finite),),
     "ProdBackward0": (("self", _finite), ("result", _finite)),
     "ProdBackward1": (("self", _finite), ("result", _finite)),
@@ -117,14 +126,16 @@ _FORMULAS: dict[str, tuple[tuple[str, Callable[[Tensor], bool]], ...]] = {
     "RsqrtBackward0": (("result", _not_large),),
     "SinhBackward0": (("self", lambda x: _finite(x.sinh())),),
     "SoftmaxBackward0": (("result", _finite),),
-    "SpecialEntrBackward0": (("self", _away),),
+    "SpecialEntrBackward0": (("self", _positive),),
     "SpecialNdtriBackward0": (("result", _finite),),
-    "SpecialXlog1PyBackward0": (("self", _finite), ("other", lambda x: _away(1 + x))),
+    "SpecialXlog1PyBackward0": (("self", _finite), ("other", lambda x: _positive(1 + x))),
+    "SpecialZetaBackward0": (("other", _positive),),
+    "SpecialZetaBackward1": (("other", _positive),),
     "SqrtBackward0": (("result", _away),),
     "StdBackward0": (("result", _away),),
     "StdMeanBackward0": (("result0", _away),),
     "TanBackward0": (("result", _not_large),),
-    "XlogyBackward0": (("self", _finite), ("other", _away)),
+    "XlogyBackward0": (("self", _finite), ("other", _positive)),
 }
 
 
@@ -205,7 +216,7 @@ _INTEGERS = frozenset([torch.bool, torch.uint8, torch.int8, torch.int16, torch.i
 
 def _power(node: Any) -> bool:
     base, exponent = _plain(node._saved_self), node._saved_exponent
-    return _finite(base) if exponent in (0, 1, 2, 3, 4) else _away(base) and _finite(base)
+    return _finite(base) if exponent in (0, 1, 2, 3, 4) else _positive(base) and _finite(base)
 
 
 def _tangents(value: Any) -> list[Tensor]:
