@@ -115,14 +115,7 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
     try:
         leaves, spec = flatten(primals)
         for position, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                raise TransformError(
-                    at_user_line(
-                        f"{_text('linearize', func)}: Expected primals to only contain Tensors, got {type(leaf)} "
-                        f"for {leaf_names(primals, 'primals')[position]}",
-                        f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
-                    )
-                )
+            _check_tensor(_text("linearize", func), "primals", primals, leaf, position)
             check_pair("linearize", func, leaf, leaf, position)
         with LinearLevel() as linear:
             tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
@@ -224,16 +217,21 @@ def check_primals(func: Callable, primals: Any, tangents: Any) -> tuple[list[Ten
         raise TransformError(at_user_line(f"{site}: Expected primals to contain at least one Tensor.", _AS_TUPLES))
     for position, (x, t) in enumerate(zip(leaves, tangent_leaves, strict=True)):
         for what, tree, leaf in (("primals", primals, x), ("tangents", tangents, t)):
-            if not isinstance(leaf, Tensor):
-                raise TransformError(
-                    at_user_line(
-                        f"{site}: Expected {what} to only contain Tensors, got {type(leaf)} "
-                        f"for {leaf_names(tree, what)[position]}",
-                        f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
-                    )
-                )
+            _check_tensor(site, what, tree, leaf, position)
         check_pair("jvp", func, x, t, position)
     return leaves, separate(leaves, tangent_leaves), spec
+
+
+def _check_tensor(site: str, what: str, tree: Any, leaf: Any, position: int) -> None:
+    """Raise unless a leaf of the primals or tangents, as `what` says, is a tensor."""
+    if isinstance(leaf, Tensor):
+        return
+    raise TransformError(
+        at_user_line(
+            f"{site}: Expected {what} to only contain Tensors, got {type(leaf)} for {leaf_names(tree, what)[position]}",
+            f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
+        )
+    )
 
 
 def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) -> None:

@@ -216,7 +216,10 @@ _INTEGERS = frozenset([torch.bool, torch.uint8, torch.int8, torch.int16, torch.i
 
 def _power(node: Any) -> bool:
     base, exponent = _plain(node._saved_self), node._saved_exponent
-    return _finite(base) if exponent in (0, 1, 2, 3, 4) else _positive(base) and _finite(base)
+    if exponent in (0, 1, 2, 3, 4):
+        return _finite(base)
+    whole = not isinstance(exponent, complex) and float(exponent).is_integer()
+    return _finite(base) and (_away(base) if whole else _positive(base))
 
 
 def _tangents(value: Any) -> list[Tensor]:

@@ -20,7 +20,7 @@ from lanewise._core.level import current_level
 from lanewise._core.parting.absent import left
 from lanewise._core.parting.lane_level import completed
 from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
-from lanewise._core.recording.graphs import lane_by_lane, node_of, order, through_arguments
+from lanewise._core.recording.graphs import lane_by_lane, node_of, order, reached, through_arguments
 from lanewise._core.recording.leaf_gradients import showing
 from lanewise._torch_compat import (
     AccumulateGrad,
@@ -146,18 +146,8 @@ def reduce_to_plane(grad: Tensor, place: int) -> Tensor:
 
 def leaf_nodes(outputs: Sequence[Any]) -> list[Any]:
     """The nodes of the graph that add to the `.grad` of a leaf."""
-    found = []
-    stack = [node_of(out) for out in outputs if not isinstance(out, Tensor) or recorded(out)]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if type(node) is AccumulateGrad:
-            found.append(node)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return found
+    roots = [node_of(out) for out in outputs if not isinstance(out, Tensor) or recorded(out)]
+    return [node for node in reached(roots) if type(node) is AccumulateGrad]
 
 
 def accumulate_per_lane(

@@ -36,25 +36,25 @@ def through_arguments(level: BatchLevel, outputs: Sequence[Any], inputs: Sequenc
         return False
     outs = [out for out in outputs if isinstance(out, Tensor)]
     values = [level.physical(out) for out in outs]
-    of_inside = _reached([node_of(v) for v in values if recorded(v)], lambda node: node_number(node) >= level.begun)
+    of_inside = reached([node_of(v) for v in values if recorded(v)], lambda node: node_number(node) >= level.begun)
     older = [node for node in of_inside if node_number(node) < level.begun]
     if not older:
         return False
-    known = _reached([node_of(out) for out in outs if recorded(out)])
+    known = reached([node_of(out) for out in outs if recorded(out)])
     arguments = [node for node in older if node not in known]
-    return not targets.isdisjoint(_reached(arguments))
+    return not targets.isdisjoint(reached(arguments))
 
 
-def _reached(nodes: list, go_on: Callable[[Any], bool] | None = None) -> set:
-    """The nodes that a graph leads to from some; on from those only of which `go_on` is true."""
-    seen, stack = set(nodes), list(nodes)
+def reached(nodes: list, go_on: Callable[[Any], bool] | None = None) -> dict[Any, None]:
+    """The nodes that a graph leads to from some, in order; on from those only of which `go_on` is true."""
+    seen, stack = dict.fromkeys(nodes), list(nodes)
     while stack:
         node = stack.pop()
         if go_on is not None and not go_on(node):
             continue
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
-                seen.add(following)
+                seen[following] = None
                 stack.append(following)
     return seen
 
