@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import lanewise as lw
+from lanewise._core.dual import DualLevel
+from lanewise._core.level import Level
 from lanewise.errors import ArgumentError, TransformError
 from tests.oracles import difference
 
@@ -298,3 +300,24 @@ def test_integer_outputs():
     with pytest.raises(TransformError, match="All outputs of f must be floating-point or complex Tensors"):
         lw.jacrev(lambda x: (x, (x > 0).long()))(seeded(3))
     assert lw.jacfwd(lambda x: (x > 0).long())(seeded(3)).equal(torch.zeros(3, 3, dtype=torch.long))
+
+
+def test_what_carries_no_direction_is_computed_outside_the_planes(monkeypatch):
+    """In jacfwd of the outermost plane primals are plain tensors: rules work on them with no level opened below."""
+    below = []
+    monkeypatch.setattr(
+        DualLevel, "below", lambda level, run, *args: below.append(run) or Level.below(level, run, *args)
+    )
+    w, x = seeded(4, 4, seed=1), seeded(4)
+
+    def f(x):
+        return (torch.tanh(w @ x) * x + torch.sin(x) / 2).square() - x
+
+    torch.testing.assert_close(lw.jacfwd(f)(x), torch.autograd.functional.jacobian(f, x))
+    assert not below
+    # Where somebody outside records, the plane below is entered.
+    leaf = x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(lw.jacfwd(f)(leaf).sin().sum(), leaf)
+    assert below
+    (want,) = torch.autograd.grad(torch.autograd.functional.jacobian(f, leaf, create_graph=True).sin().sum(), leaf)
+    torch.testing.assert_close(got, want)

@@ -11,6 +11,7 @@ import torch
 
 import lanewise as lw
 from lanewise._core.level import live_levels
+from lanewise._transforms import vmap as vmap_module
 from lanewise.errors import ArgumentError, EscapedTensorError
 
 B = 3
@@ -431,3 +432,110 @@ def test_captured_tensors_of_subclasses(f, kind, transform):
     got = transform(lambda x: f(x, own))(xs)
     want = transform(lambda x: f(x, w))(xs)
     torch.testing.assert_close(got.detach().as_subclass(torch.Tensor), want.detach())
+
+
+# --- dicts of tensors, the commonest containers ----------------------------------------------------------------------
+
+
+def state(*, front: bool = True) -> dict[str, torch.Tensor]:
+    made = {"w": seeded(B, 2, 4), "b": seeded(B, 4, seed=1)}
+    return made if front else {name: value.movedim(0, 1) for name, value in made.items()}
+
+
+def apply(p, x):
+    return (x @ p["w"] + p["b"]).sin()
+
+
+@pytest.mark.parametrize("shape", [0, (0, 0), (0, None), (1, 0), (1, None), (-2, 1), ({"w": 0, "b": 0}, 0)])
+def test_a_dict_of_tensors_is_mapped_as_each_of_them(shape):
+    own, other = shape if isinstance(shape, tuple) else (shape, shape)
+    p = {"w": seeded(B, 2, 4), "b": seeded(B, 4, seed=1)}
+    dim = own if isinstance(own, int) else 0
+    x = seeded(B, 2, seed=2)
+    want = torch.stack(
+        [apply({name: v[i] for name, v in p.items()}, x[0] if other is None else x[i]) for i in range(B)]
+    )
+    given = {name: v.movedim(0, dim) for name, v in p.items()}
+    equal(lw.vmap(apply, in_dims=shape)(given, x[0] if other is None else x.movedim(0, other)), want)
+    gradients = lw.vmap(lw.grad(lambda p, x: apply(p, x).sum()), in_dims=shape)(
+        given, x[0] if other is None else x.movedim(0, other)
+    )
+    assert list(gradients) == ["w", "b"]
+    for name, v in p.items():
+        leaf = v.clone().requires_grad_()
+        rows = [
+            apply({**{n: t[i] for n, t in p.items()}, name: leaf[i]}, x[0] if other is None else x[i]) for i in range(B)
+        ]
+        equal(gradients[name], torch.autograd.grad(torch.stack(rows).sum(), leaf)[0])
+
+
+def test_a_dict_takes_the_short_way(monkeypatch):
+    monkeypatch.setattr(vmap_module, "run_lanes", None)
+    p = {"w": seeded(B, 2, 4), "b": seeded(B, 4, seed=1)}
+    lw.vmap(apply)(p, seeded(B, 2))
+    lw.vmap(apply, in_dims=(0, None))(p, seeded(2))
+    lw.vmap(lambda p: p["w"].sum(), in_dims=(1,))({"w": seeded(2, B)})
+
+
+def test_a_dict_comes_as_a_new_one_and_its_tensors_as_aliases():
+    p = {"w": seeded(B, 2)}
+
+    def f(p, x):
+        p["new"] = x
+        p["w"] = p["w"] + x
+        return p["w"]
+
+    equal(lw.vmap(f)(p, seeded(B, 2)), p["w"] + seeded(B, 2))
+    assert list(p) == ["w"] and torch.equal(p["w"], seeded(B, 2))
+    same = lw.vmap(lambda p: p["w"])(p)
+    assert same is not p["w"] and torch.equal(same, p["w"])
+    both = lw.vmap(lambda p: p)(p)
+    assert both is not p and both["w"] is not p["w"] and torch.equal(both["w"], p["w"])
+    lw.vmap(lambda p: p["w"].mul_(2).sum())(p)
+    equal(p["w"], seeded(B, 2) * 2)
+
+
+def test_an_empty_dict_is_the_one_that_was_given():
+    notes: dict = {}
+
+    def f(notes, x):
+        notes["seen"] = 1
+        return x
+
+    lw.vmap(f)(notes, seeded(B))
+    assert notes == {"seen": 1}
+
+
+def test_what_was_written_into_tensors_of_a_dict_before_lanes_part_is_written_once():
+    def f(p, x):
+        p["w"].add_(1)
+        return p["w"] * 2 if x > 0 else p["w"]
+
+    p, x = {"w": seeded(B, 2)}, torch.tensor([1.0, -1.0, 2.0])
+    for _ in range(3):
+        before = {"w": p["w"].clone()}
+        want = torch.stack([f({"w": before["w"][i]}, x[i]) for i in range(B)])
+        equal(lw.vmap(f)(p, x), want)
+        equal(p["w"], before["w"])
+
+
+@pytest.mark.parametrize(
+    "given, phrase",
+    [
+        ({"w": seeded(B, 2), "b": seeded(B + 1)}, "Expected all tensors to have the same size in the mapped dimension"),
+        ({"w": seeded(B, 2), "b": torch.tensor(1.0)}, "p['b']"),
+        ({"w": seeded(B, 2), "b": 3}, "p['b']"),
+        ({"w": seeded(B, 2), "b": "text"}, "p['b']"),
+    ],
+)
+def test_a_dict_that_does_not_fit_is_named(given, phrase):
+    for in_dims in (0, (0,)):
+        with pytest.raises(ValueError) as caught:
+            lw.vmap(lambda p: p["w"], in_dims=in_dims)(given)
+        assert phrase in str(caught.value)
+
+
+def test_dicts_with_other_things_in_them():
+    nested = {"a": {"w": seeded(B, 2)}, "n": None, "list": [seeded(B)]}
+    out = lw.vmap(lambda t: t["a"]["w"].sum() + t["list"][0] if t["n"] is None else None)(nested)
+    equal(out, nested["a"]["w"].sum(1) + nested["list"][0])

@@ -131,11 +131,11 @@ is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 set_fwd_grad_enabled = torch._C._set_fwd_grad_enabled
 
 # What torch.autograd.grad calls after checking its arguments, which costs 10 us more than small backward passes.
-run_backward = torch.autograd.graph._engine_run_backward
+enter_engine_plainly = torch.autograd.graph._engine_run_backward
 
 
 def enter_engine_through(run: Callable) -> None:
-    """Make torch.autograd enter its engine through `run`, which calls `run_backward`.
+    """Make torch.autograd enter its engine through `run`, which calls `enter_engine_plainly`.
 
     A gradient with lanes must not be put into the `.grad` of a tensor without. Without it: `.backward()` leaks there.
     """
@@ -179,18 +179,8 @@ current_graph_task_id = torch._C._current_graph_task_id
 current_autograd_node = torch._C._current_autograd_node
 
 
-def engine_goes_on(node: Any, position: int) -> bool:
-    """Whether the running backward pass needs the gradient of an operand of the operation that a node stands for.
-
-    Those of a Function's `needs_input_grad` are all that need one in some pass. Without it: these.
-    """
-    following = node.next_functions[position][0]
-    if following is None:
-        return False
-    try:
-        return torch._C._will_engine_execute_node(following)
-    except RuntimeError:
-        return True  # a leaf whose gradient was asked for
+# Whether the running backward pass comes to a node of the graph. Without it: it may.
+will_execute = torch._C._will_engine_execute_node
 
 
 def operand_shape(node: Any, position: int) -> Any:
@@ -384,13 +374,17 @@ def run_as_written(code: CodeType) -> None:
             run_as_written(constant)
 
 
+_COMPILER = "torch._dynamo.eval_frame"
+compiler_is_loaded: Callable[[], bool] = functools.partial(sys.modules.__contains__, _COMPILER)
+
+
 def compile_outside(inside: Callable[[], Any], plain: dict[str, Callable], routed: dict[str, Callable]) -> bool:
-    """Call compiled functions as they are written where `inside()`; False as long as nothing has loaded the compiler.
+    """Call compiled functions as they are written where `inside()`; False if the compiler is not loaded, or not wholly.
 
     Its table of torch's functions is made of what names lead to when it first compiles, which another thread may do
     while they lead elsewhere: it gets both.
     """
-    frames = sys.modules.get("torch._dynamo.eval_frame")
+    frames = sys.modules.get(_COMPILER)
     own = getattr(frames, "_callback_from_stance", None)
     if own is None:
         return False
@@ -413,8 +407,8 @@ def compile_outside(inside: Callable[[], Any], plain: dict[str, Callable], route
     return True
 
 
-def look_up_rules(kind: type, rules: dict[int, Callable]) -> None:
-    """Find the rules that are registered for a class of tensors in one dict, by the id of the operation.
+def look_up_rules(kinds: dict[type, dict[int, Callable]]) -> None:
+    """Find the rules that are registered for classes of tensors in one dict each, by the id of the operation.
 
     torch looks for one before each operation on any class of its own kind, through three calls: 0.4 us. It keeps the
     function that looks at its first use: where another class came before, it stays the slower one, which finds the
@@ -426,7 +420,8 @@ def look_up_rules(kind: type, rules: dict[int, Callable]) -> None:
         return
 
     def find(op: Any, torch_dispatch_class: type) -> Any:
-        return rules.get(id(op)) if torch_dispatch_class is kind else own(op, torch_dispatch_class)
+        rules = kinds.get(torch_dispatch_class)
+        return own(op, torch_dispatch_class) if rules is None else rules.get(id(op))
 
     never_compile(find)
     registry.find_torch_dispatch_rule = find

@@ -1,6 +1,7 @@
 """`linear` as one operation on lanes: values and derivatives equal those of a loop, on every plane."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanewise import functional_call, grad, hessian, jacfwd, jacrev, vmap
+from lanewise._core.recording import passes
 from lanewise._core.short import hot
 from lanewise._rules.batch import linear
 
@@ -25,14 +27,19 @@ def _loss(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("rows", [(), (5,), (2, 3), (1,), (0,), (2, 0, 3)])
 @pytest.mark.parametrize("lanes_of_weight", [False, True])
 @pytest.mark.parametrize("lanes_of_bias", [False, True, None])
-def test_as_the_loop(rows: tuple[int, ...], lanes_of_weight: bool, lanes_of_bias: bool | None) -> None:
-    x = _random(LANES, *rows, IN)
+@pytest.mark.parametrize("lanes_of_x", [False, True])
+def test_as_the_loop(
+    rows: tuple[int, ...], lanes_of_weight: bool, lanes_of_bias: bool | None, lanes_of_x: bool
+) -> None:
+    if not (lanes_of_x or lanes_of_weight or lanes_of_bias):
+        return
+    x = _random(*[LANES] * lanes_of_x, *rows, IN)
     weight = _random(*[LANES] * lanes_of_weight, OUT, IN, seed=1)
     bias = None if lanes_of_bias is None else _random(*[LANES] * lanes_of_bias, OUT, seed=2)
-    dims = (0, 0 if lanes_of_weight else None, 0 if lanes_of_bias else None)
+    dims = (0 if lanes_of_x else None, 0 if lanes_of_weight else None, 0 if lanes_of_bias else None)
 
     def of(i: int) -> tuple:
-        return (x[i], weight[i] if lanes_of_weight else weight, bias[i] if lanes_of_bias else bias)  # type: ignore[index]
+        return (x[i] if lanes_of_x else x, weight[i] if lanes_of_weight else weight, bias[i] if lanes_of_bias else bias)  # type: ignore[index]
 
     def check(f: Callable, plain: Callable) -> None:
         want = torch.stack([plain(*of(i)) for i in range(LANES)])
@@ -60,7 +67,11 @@ def test_as_the_loop(rows: tuple[int, ...], lanes_of_weight: bool, lanes_of_bias
         leaves = [t.clone().requires_grad_() for t in given]
         full = [*leaves, *[None] * (3 - len(leaves))]
         loop: Tensor = sum(  # type: ignore[assignment]
-            _loss(full[0][i], full[1][i] if lanes_of_weight else full[1], full[2][i] if lanes_of_bias else full[2])  # type: ignore[index]
+            _loss(
+                full[0][i] if lanes_of_x else full[0],
+                full[1][i] if lanes_of_weight else full[1],
+                full[2][i] if lanes_of_bias else full[2],
+            )  # type: ignore[index]
             for i in range(LANES)
         )
         want = torch.autograd.grad(loop, leaves[k], create_graph=True)[0]
@@ -229,3 +240,60 @@ def test_what_nobody_asks_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(whole, torch.autograd.grad(torch.stack([one(row) for row in rows]).sum(), weights[:3]))
     vmap(lambda x: net(x).squeeze().backward())(rows)
     torch.testing.assert_close(tuple(w.grad for w in weights), tuple(sum(parts) for parts in zip(*plain)))
+
+
+def test_a_shared_input_is_one_operation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple] = []
+
+    def counted(*args: object, own: Callable = linear._with_own_weights) -> object:
+        taken.append(args)
+        return own(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(linear, "_with_own_weights", counted)
+    x, weights, biases = _random(5, IN), _random(LANES, OUT, IN, seed=1), _random(LANES, OUT, seed=2)
+    out = vmap(F.linear, in_dims=(None, 0, 0))(x, weights, biases)
+    torch.testing.assert_close(out, torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases)]))
+    assert len(taken) == 1
+    inside = vmap(lambda w, b: F.linear(torch.ones(5, IN, dtype=torch.float64), w, b))(weights, biases)
+    torch.testing.assert_close(
+        inside, torch.stack([F.linear(torch.ones_like(x), w, b) for w, b in zip(weights, biases)])
+    )
+    assert len(taken) == 2
+
+
+def test_leaves_that_are_asked_for_are_known_without_asking_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(passes, "will_execute", lambda node, own=passes.will_execute: asked.append(node) or own(node))
+    net = nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, 1)).double()
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    rows = _random(LANES, IN)
+    f = grad(lambda p, x: functional_call(net, p, (x,)).squeeze())
+    got = vmap(f, in_dims=(None, 0))(params, rows)
+    assert [type(node).__name__ for node in asked] == ["TanhBackward0"]  # what is on the way to leaves, asked once
+    for name, p in net.named_parameters():
+        want = torch.stack([torch.autograd.grad(net(row).squeeze(), p)[0] for row in rows])
+        torch.testing.assert_close(got[name], want)
+    # A pass inside a pass, for other leaves, and one after a pass that failed.
+    weight = _random(OUT, IN, seed=3)
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                leaf, own = x.detach().requires_grad_(), weight.clone().requires_grad_()
+                for_x, for_own = torch.autograd.grad(F.linear(leaf, own).sum(), (leaf, own))
+            assert for_own.shape == weight.shape
+            return cotangent * 2 + for_x * 0
+
+    for argnum in (0, 1):
+        got = vmap(grad(lambda x, w: F.linear(Doubled.apply(x), w).sin().sum(), argnum), in_dims=(0, None))(
+            rows, weight
+        )
+        want = [_plain_grad(lambda x, w: F.linear(x * 2, w).sin().sum(), (row, weight), argnum) for row in rows]
+        torch.testing.assert_close(got, torch.stack(want))

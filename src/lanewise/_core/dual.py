@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._core.again.journal import memory
 from lanewise._core.layouts import nested_with_tangent
-from lanewise._core.level import Level
+from lanewise._core.level import Level, standing
 from lanewise._core.missing import functional_twin
 from lanewise._core.native import differentiable, double_reverse, native_jvp
 from lanewise._core.plane import (
@@ -131,7 +131,7 @@ class DualLevel(Level):
         rule = JVP_RULES.get(func)
         if rule is None:
             rule = find_jvp_rule(func)
-        active = False
+        active = lanes = False
         direct = not rule.guarded and self.alone
         for operand in operands:
             if type(operand) is DualTensor and operand.level is self:
@@ -141,7 +141,8 @@ class DualLevel(Level):
                     tangent = operand.tangent
                 if tangent is not None:
                     active = True
-                    direct = direct and _is_plain(tangent)
+                    if direct and not _is_plain(tangent):
+                        direct = lanes = self._is_direction(tangent)
                 operand = operand.value
             direct = direct and _is_plain(operand)
         if rule.raw:
@@ -155,7 +156,15 @@ class DualLevel(Level):
             self.below(rule.run, self, args, kwargs)
             return written_results(func, args, kwargs)
         if direct and forward_ad._current_level < 0 and not is_any_autocast_enabled() and not dispatch_mode_count():
-            out, tangent = rule.run(self, args, kwargs)
+            if lanes:
+                here = standing.here
+                standing.here = self.parent
+                try:
+                    out, tangent = rule.run(self, args, kwargs)
+                finally:
+                    standing.here = here
+            else:
+                out, tangent = rule.run(self, args, kwargs)
         else:
             out, tangent = self.below(rule.run, self, args, kwargs)
         if isinstance(out, Tensor) and tangent is not None:
@@ -165,6 +174,14 @@ class DualLevel(Level):
                     return self.wrap(out, self.below(torch.clone, tangent))
             return self.wrap(out, tangent)
         return self.pair(out, tangent)
+
+    def _is_direction(self, tangent: Tensor) -> bool:
+        """Whether it has the lanes of the plane below, and a rule may work on it as on plain values (`_is_plain`)."""
+        return (
+            isinstance(tangent, Plane)
+            and tangent.level is self.parent
+            and not (tangent.requires_grad or tangent.is_complex() or tangent.is_neg())
+        )
 
     def failure(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> Exception:
         if isinstance(error, LanewiseError) or not any(t.is_nested for t in tensors_of(args, kwargs)):

@@ -21,6 +21,7 @@ from lanewise._torch_compat import (
     ExcludeDispatchKeyGuard,
     ForceDispatchKeyGuard,
     compile_outside,
+    compiler_is_loaded,
     dispatch_mode_count,
     forward_level,
     include_key,
@@ -97,7 +98,7 @@ class _Names:
 
     def tell_compiler(self) -> None:
         """See `leave_uncompiled`."""
-        if not self.compiler_knows:
+        if not self.compiler_knows and compiler_is_loaded():
             self.compiler_knows = compile_outside(lambda: standing.levels or standing.orders, self.plain, self.routed)
 
 

@@ -13,13 +13,13 @@ from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.parting.lane_level import completed
 from lanewise._core.plane import Plane, recorded, without_history
 from lanewise._core.plane import tracked as tracked_on_any
+from lanewise._core.recording.passes import run_backward
 from lanewise._core.trees import LEAF, flatten, unflatten
 from lanewise._torch_compat import (
     AccumulateGrad,
     forward_level,
     is_grad_enabled,
     peer_engine_active,
-    run_backward,
     set_grad_enabled,
 )
 from lanewise._transforms.arguments import (
@@ -184,13 +184,13 @@ def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
     for x in inputs:
         if not x.is_leaf:
             return True
+    known = set(map(id, inputs))
     stack = [out.grad_fn for out in outputs if out.grad_fn is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()
         if type(node) is AccumulateGrad:
-            variable = node.variable  # type: ignore[attr-defined]
-            if not any(variable is x for x in inputs):
+            if id(node.variable) not in known:  # type: ignore[attr-defined]
                 return True
             continue
         for following, _ in node.next_functions:
@@ -386,7 +386,7 @@ def alike(cotangent: Tensor, output: Tensor) -> bool:
     return [part.shape for part in cotangent.unbind()] == [part.shape for part in output.unbind()]
 
 
-def tensors_only(values: tuple) -> bool:
+def tensors_only(values: Sequence) -> bool:
     """Whether all are tensors."""
     for value in values:
         if not isinstance(value, Tensor):

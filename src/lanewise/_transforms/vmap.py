@@ -128,23 +128,27 @@ def vmap(
                 generators = None if randomness == "error" else Generators()
                 if reach is NOT_LOOKED_AT:
                     reach = reach_of(func)
+                flat = tensors_only(args)
                 # Tensors hold nothing that a function changes which changes no objects.
-                safe = reach is None and not kwargs and (front or tensors_only(args))
-                held = None if safe else held_before(reach, (*args, *kwargs.values()))
+                held = None if reach is None and not kwargs and flat else held_before(reach, (*args, *kwargs.values()))
+                given = args if flat else _tensors_in(args)
                 try:
                     with level:
-                        lanes = [level.wrap(arg) for arg in args] if front else _lanes(level, in_dims, args)
+                        if front and flat:
+                            lanes = [level.wrap(arg) for arg in args]
+                        else:
+                            lanes = _lanes(level, in_dims, args)
                         level.restartable = True
-                        level.journal = list(args)
+                        level.journal = list(given)
                         out = func(*lanes, **kwargs)
                         if machine.raised:
                             raise_caught(level, Disagreement)
                         check_lost(level, code)
                         if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                             value = out.value
-                            if not value.is_inference() and not _is_one_of(value, args):
+                            if not value.is_inference() and not _is_one_of(value, given):
                                 return value
-                        leaves, dims, spec = leave(level, out, out_dims, func, args)
+                        leaves, dims, spec = leave(level, out, out_dims, func, given)
                     return unflatten(leaves, spec)
                 except BaseException as error:
                     if not starts_again(level, code, error, held):
@@ -152,11 +156,13 @@ def vmap(
                     if generators is not None:
                         generators.reseat()
             if lanes_first and size > 0 and not kwargs and code in parted:
-                out = runner.masked_plainly(func, args, in_dims if plain else (0,) * len(args))
-                if out is not None:
-                    return out
+                each: Any = in_dims if plain else (0,) * len(args)
+                if tensors_only([arg for arg, dim in zip(args, each) if dim is not None]):
+                    out = runner.masked_plainly(func, args, each)
+                    if out is not None:
+                        return out
             call = Call("vmap", func, args, kwargs, {"in_dims": in_dims, "out_dims": out_dims, "axis_size": axis_size})
-            if front and size >= 0 and not kwargs:
+            if front and size >= 0 and not kwargs and tensors_only(args):
                 leaves, dims, spec = list(args), [0] * len(args), _spec_of_tensors(len(args))
             else:
                 check_out_dims(call, out_dims)
@@ -226,16 +232,32 @@ def mapping_of(function: Any) -> Mapping | None:
 
 
 def _common_size(args: tuple) -> int:
-    """The number of lanes if all arguments are tensors with as many in dim 0, else -1."""
+    """The number of lanes if all arguments are tensors with as many in dim 0, or dicts of such, else -1."""
     size = -1
     for arg in args:
-        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
-            return -1
-        shape = arg.shape
-        if not shape or (size >= 0 and shape[0] != size):
-            return -1
-        size = shape[0]
+        for leaf in (arg,) if isinstance(arg, Tensor) else _leaves(arg):
+            if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
+                return -1
+            shape = leaf.shape
+            if not shape or (size >= 0 and shape[0] != size):
+                return -1
+            size = shape[0]
     return size
+
+
+def _leaves(arg: Any) -> Sequence:
+    """The values of a dict that holds some; of another argument than a tensor, None."""
+    return tuple(arg.values()) if type(arg) is dict and arg else (None,)
+
+
+def _tensors_in(args: tuple) -> list[Tensor]:
+    """Arguments that are tensors, and those in dicts."""
+    return [
+        leaf
+        for arg in args
+        for leaf in ((arg,) if isinstance(arg, Tensor) else _leaves(arg))
+        if isinstance(leaf, Tensor)
+    ]
 
 
 @functools.cache
@@ -253,25 +275,34 @@ def _is_one_of(value: Tensor, args: tuple) -> bool:
 
 
 def _size_along(in_dims: Any, args: tuple) -> int:
-    """The number of lanes if all mapped arguments are tensors with as many in their dims, else -1."""
+    """The number of lanes if all mapped arguments are tensors with as many in their dims, or dicts of such, else -1."""
     if len(in_dims) != len(args):
         return -1
     size = -1
     for arg, dim in zip(args, in_dims):
         if dim is None:
             continue
-        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
-            return -1
-        shape = arg.shape
-        if not -len(shape) <= dim < len(shape) or (size >= 0 and shape[dim] != size):
-            return -1
-        size = shape[dim]
+        for leaf in (arg,) if isinstance(arg, Tensor) else _leaves(arg):
+            if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
+                return -1
+            shape = leaf.shape
+            if not -len(shape) <= dim < len(shape) or (size >= 0 and shape[dim] != size):
+                return -1
+            size = shape[dim]
     return size
 
 
 def _lanes(level: BatchLevel, in_dims: Any, args: tuple) -> list:
     """The arguments as the function sees them."""
-    return [arg if dim is None else level.wrap(arg.movedim(dim, 0) if dim else arg) for arg, dim in zip(args, in_dims)]
+    lanes = []
+    for arg, dim in zip(args, (in_dims,) * len(args) if type(in_dims) is int else in_dims):
+        if dim is None:
+            lanes.append(arg)
+        elif isinstance(arg, Tensor):
+            lanes.append(level.wrap(arg.movedim(dim, 0) if dim else arg))
+        else:
+            lanes.append({key: level.wrap(leaf.movedim(dim, 0) if dim else leaf) for key, leaf in arg.items()})
+    return lanes
 
 
 def run_parted(func: Callable, in_dims: Sequence[int | None], size: int, args: tuple) -> Any:

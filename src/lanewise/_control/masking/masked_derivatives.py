@@ -19,6 +19,7 @@ from torch.autograd.function import Function
 from lanewise._control.masking.masked_calls import Form, Run
 from lanewise._control.masking.masks import Declined, is_recorded
 from lanewise._core.functions.formulas import pulled
+from lanewise._core.recording.passes import run_backward
 from lanewise._core.short.hot import inert
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
@@ -26,7 +27,6 @@ from lanewise._torch_compat import (
     apply_plainly,
     dispatch_keys_of,
     is_grad_enabled,
-    run_backward,
     saved_tensor_hooks,
 )
 from lanewise._transforms.forward import jvp

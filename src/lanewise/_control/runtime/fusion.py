@@ -16,6 +16,7 @@ from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.rows import gather_rows, spread_rows
 from lanewise._core.plane import recorded
+from lanewise._core.recording.passes import run_backward
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import inert
 from lanewise._torch_compat import (
@@ -23,7 +24,6 @@ from lanewise._torch_compat import (
     apply_plainly,
     current_graph_task_id,
     is_grad_enabled,
-    run_backward,
     saved_tensor_hooks,
     set_grad_enabled,
 )

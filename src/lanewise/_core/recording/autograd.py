@@ -22,6 +22,7 @@ from lanewise._core.parting.lane_level import completed
 from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
 from lanewise._core.recording.graphs import lane_by_lane, node_of, order, reached, through_arguments
 from lanewise._core.recording.leaf_gradients import showing
+from lanewise._core.recording.passes import run_backward
 from lanewise._torch_compat import (
     AccumulateGrad,
     apply_plainly,
@@ -29,7 +30,6 @@ from lanewise._torch_compat import (
     enter_engine_through,
     is_grad_enabled,
     peer_engine_active,
-    run_backward,
 )
 from lanewise.errors import TransformError, at_user_line
 

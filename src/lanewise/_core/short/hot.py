@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from lanewise._core.batch import HOT, BatchTensor, begin_again, is_here
 from lanewise._core.draws.random import is_random
+from lanewise._core.dual import DualTensor
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.operations import makes_tensors
@@ -301,7 +302,8 @@ def _gathered(args: tuple) -> list | None:
 _libraries: dict[str, Library] = {}
 
 _entries: dict[int, Callable] = {}
-look_up_rules(BatchTensor, _entries)
+# (No operation on tangents has an entry of its own.)
+look_up_rules({BatchTensor: _entries, DualTensor: {}})
 
 
 def plainest_pointwise(call: Callable) -> Callable:
@@ -317,10 +319,8 @@ def plainest_pointwise(call: Callable) -> Callable:
             value = x.value
             if standing.here is not level or x.home is not home or level.parent is not None or not inert(value):
                 return enter(cls, func, types, args, kwargs)
-            if len(args) == 1:
-                operands: tuple = (value,)
-            elif len(args) == 2:
-                y = args[1]
+            operands = [value]
+            for y in args[1:]:
                 kind = type(y)
                 if kind is BatchTensor and y.mapped and y.level is level and y.home is home:
                     y = y.value
@@ -328,9 +328,7 @@ def plainest_pointwise(call: Callable) -> Callable:
                         return enter(cls, func, types, args, kwargs)
                 elif kind is not float and kind is not int:
                     return enter(cls, func, types, args, kwargs)
-                operands = (value, y)
-            else:
-                return enter(cls, func, types, args, kwargs)
+                operands.append(y)
             outside = tls_is_included(OUTSIDE_KEY)
             if outside:
                 include_key(OUTSIDE_KEY, False)

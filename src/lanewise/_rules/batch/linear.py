@@ -14,41 +14,54 @@ from torch.autograd.function import Function
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._core.python.factories import route_past
+from lanewise._core.recording.passes import engine_goes_on
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
 from lanewise._rules.batch.matmul import product
-from lanewise._torch_compat import apply_plainly, engine_goes_on, is_grad_enabled, set_grad_enabled
+from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
 
 aten = torch.ops.aten
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """x `[*S, n]` with lanes, weight `[m, n]`, bias `[m]` -> `[*S, m]`; NotImplemented for other operands."""
-    if type(x) is not BatchTensor or not x.mapped or x.is_complex():
+    """x `[*S, n]`, weight `[m, n]`, bias `[m]` -> `[*S, m]`; NotImplemented unless x or the weight has lanes."""
+    with_lanes = x if type(x) is BatchTensor and x.mapped else weight
+    if type(with_lanes) is not BatchTensor or not with_lanes.mapped or x.is_complex():
         return NotImplemented
-    level = x.level
+    level = with_lanes.level
     if type(level) is not BatchLevel or not unwatched(level) or weight.dim() != 2 or not x.dim():
         return NotImplemented
-    records = recorded(x)
-    for operand in (weight,) if bias is None else (weight, bias):
+    dtype = x.dtype
+    records = False
+    for operand in (x, weight) if bias is None else (x, weight, bias):
         kind = type(operand)
-        if operand.dtype is not x.dtype or operand.layout is not torch.strided:
+        if operand.dtype is not dtype or operand.layout is not torch.strided:
             return NotImplemented
         if kind is not BatchTensor and kind not in PLAIN:
             return NotImplemented
-        if kind is BatchTensor and operand.level is level:
-            sync(operand)
+        if kind is BatchTensor:
+            if operand.level is level:
+                sync(operand)
+            elif operand.level.order > level.order:
+                return NotImplemented
         records = records or recorded(operand)
     if bias is not None and bias.dim() != 1:
         return NotImplemented
     if records and is_grad_enabled():
-        return apply_plainly(_Linear, x, weight, bias)
+        return apply_plainly(_Linear, x, weight, bias, level)
     return _forward(level, x, weight, bias)
 
 
-def _forward(level: BatchLevel, x: BatchTensor, weight: Tensor, bias: Tensor | None) -> BatchTensor:
-    run = _with_own_weights if level.mapped(weight) else _with_own_bias if level.mapped(bias) else F.linear
-    return level.wrap(level.below(run, x.value, level.physical(weight), bias if bias is None else level.physical(bias)))
+def _forward(level: BatchLevel, x: Any, weight: Any, bias: Any) -> BatchTensor:
+    run: Any = F.linear
+    if type(bias) is BatchTensor and bias.level is level:
+        run = _with_own_bias if bias.mapped else run
+        bias = bias.value
+    if type(weight) is BatchTensor and weight.level is level:
+        run = _with_own_weights if weight.mapped else run
+        weight = weight.value
+    value = x.value if type(x) is BatchTensor and x.level is level and x.mapped else level.expanded(x)
+    return level.wrap(level.below(run, value, weight, bias))
 
 
 def _with_own_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -71,27 +84,30 @@ class _Linear(Function):
     """On the plane of its operands; the planes below record what is done there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, level: BatchLevel
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)  # where lanes part, none of them may have a cotangent
         set_grad_enabled(True)
         try:
-            return _forward(x.level, x, weight, bias)
+            return _forward(level, x, weight, bias)
         finally:
             set_grad_enabled(False)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
         if cotangent is None:
-            return None, None, None
+            return None, None, None, None
         x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = (
-            needed and engine_goes_on(ctx, position) for position, needed in enumerate(ctx.needs_input_grad)
-        )
+        for_x, for_weight, for_bias = [
+            needed and engine_goes_on(ctx, position) for position, needed in enumerate(ctx.needs_input_grad[:3])
+        ]
         return (
             _for_x(cotangent, weight) if for_x else None,
             _for_weight(cotangent, x) if for_weight else None,
             _for_bias(cotangent) if for_bias else None,
+            None,
         )
 
 
@@ -113,9 +129,9 @@ def _for_own_x(cotangent: Tensor, weight: Tensor) -> Tensor:
 def _for_weight(cotangent: Any, x: Any) -> Tensor:
     """cotangent [*S, m], x [*S, n] -> [m, n]"""
     level = _plain_level(cotangent, x)
-    if level is None or not level.mapped(x):
+    if level is None:
         return _all_rows(cotangent).mT @ _all_rows(x)
-    return level.wrap(level.below(_for_own_weight, cotangent.value, x.value))
+    return level.wrap(level.below(_for_own_weight, cotangent.value, level.expanded(x)))
 
 
 def _for_own_weight(cotangent: Tensor, x: Tensor) -> Tensor:

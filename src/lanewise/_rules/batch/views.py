@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
+from lanewise._core.level import standing
 from lanewise._core.plane import Plane, refit_in_place, sync
 from lanewise._core.python.factories import route_past
 from lanewise._core.recording.saved import cuts_all_planes
@@ -133,7 +134,20 @@ def _detach_lanes(args, kwargs):
     return x.level.wrap(x.level.below(torch.detach, x.value) if cuts_all_planes() else x.value)
 
 
-route(aten.detach.default, _detach_lanes)
+def _saved(enter):
+    """What autograd asks for, without what routed operations do first."""
+
+    def detach_saved(cls, func, types, args, kwargs):
+        x = args[0]
+        level = x.level
+        if standing.here is not level or not x.mapped or x.home is not level.lanes or cuts_all_planes():
+            return enter(cls, func, types, args, kwargs)
+        return level.wrap(x.value)
+
+    return detach_saved
+
+
+route(aten.detach.default, _detach_lanes, _saved)
 
 
 @lane_rule(aten._make_dual.default, aten._fw_primal.default)

@@ -14,7 +14,7 @@ from lanewise._core.dual import JVP_RULES, DualLevel, lay_out
 from lanewise._core.native import differentiable, double_reverse, native_jvp, torch_formula
 from lanewise._core.plane import Plane, recorded, replace_tensors
 from lanewise._core.rules import Rule, overloads
-from lanewise._torch_compat import OpOverload
+from lanewise._torch_compat import OpOverload, fast_binding
 
 
 def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags: bool) -> None:
@@ -43,9 +43,11 @@ def _linear(op: OpOverload) -> Any:
 
         return run
 
+    call = fast_binding(op)
+
     def run_alone(level: DualLevel, args: tuple, kwargs: dict) -> tuple[Any, Any]:
         x, *rest = args
-        return op(x.value, *rest, **kwargs), op(x.tangent, *rest, **kwargs)
+        return call(x.value, *rest, **kwargs), call(x.tangent, *rest, **kwargs)
 
     return run_alone
 
@@ -121,9 +123,11 @@ def _single_tensor(op: OpOverload) -> bool:
 
 
 def _unary(op: OpOverload, derivative: Any) -> Any:
+    call = fast_binding(op)
+
     def run(level: DualLevel, args: tuple, kwargs: dict) -> tuple[Any, Any]:
         x, *rest = args
-        y = op(x.value, *rest, **kwargs)
+        y = call(x.value, *rest, **kwargs)
         return y, derivative(x.tangent, y, x.value, *rest, **kwargs)
 
     return run
