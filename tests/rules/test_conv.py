@@ -83,6 +83,8 @@ def test_form_follows_the_measured_table():
     assert conv.per_lane_form(64, 32, 16, 9, 16) == "grouped"  # filters that fit the cache, though few positions
     assert conv.per_lane_form(128, 32, 16, 9, 16) == "windows"
     assert conv.per_lane_form(64, 1, 1, 25, 256) == "correlate"
+    assert conv.per_lane_form(64, 1, 1, 9, 1024) == "correlate"
+    assert conv.per_lane_form(64, 1, 1, 9, 256) == "grouped"
 
 
 @pytest.mark.parametrize("groups, channels, filters", [(1, 3, 4), (2, 4, 2), (3, 3, 6)])

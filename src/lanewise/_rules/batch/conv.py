@@ -270,11 +270,12 @@ def per_lane_form(banks, filters, depth, taps, positions):
 
     Measured on one thread by `python -m benchmarks.conv_weight_grad`: oneDNN's grouped kernel blocks channels by eight
     and is up to 3 times faster there; it is slower by 1.3 to 5 times elsewhere, for kernels of one tap, and for filters
-    that are large beside the positions they slide over. Depthwise, a correlation is up to 20 times faster. Large images
-    of few channels are fastest one lane at a time, by 1.5 to 3 times.
+    that are large beside the positions they slide over. Depthwise, a correlation is up to 30 times faster for kernels
+    of more than 3 x 3, and by up to a sixth for large images; else the grouped kernel is, by a tenth. Large images of
+    few channels are fastest one lane at a time, by 1.5 to 3 times.
     """
     if filters == depth == 1:
-        return "correlate"
+        return "correlate" if taps > 9 or positions >= 784 else "grouped"
     if depth <= FEW and depth * taps * positions >= LARGE:
         return "alone"
     weights = filters * depth * taps
