@@ -71,6 +71,32 @@ def _for_all_lanes(run: Callable, *operands: Any) -> Any:
     return None if out is NotImplemented else out
 
 
+def _beside_lanes(call: Callable, x: Any, y: Any) -> Any:
+    """`call` of x, the same in all lanes, and y with lanes; None where that is not plain to see."""
+    level = x.level
+    value, other = x.value, y.value
+    if (
+        x.origin is not None
+        or y.level is not level
+        or x.home is not level.lanes
+        or y.home is not level.lanes
+        or level.parent is not None
+        or value.dtype is not other.dtype
+        or value.dim() >= other.dim()
+        or _recorded(y)
+        or not (inert(value) and inert(other))
+    ):
+        return None
+    include_key(OUTSIDE_KEY, False)
+    try:
+        out = call(value, other)
+    except FAILURES:
+        return None
+    finally:
+        include_key(OUTSIDE_KEY, True)
+    return level.wrap(out)
+
+
 def unary_method(name: str, call: Callable[[Any], Any]) -> None:
     """Let the method `name` of tensors with lanes be `call`, elementwise, on the plane below."""
     own = getattr(Tensor, name)
@@ -138,7 +164,10 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
             return apart(x, y)
         kind = type(y)
         if not x.mapped:
-            out = None if kind is BatchTensor and y.mapped else _for_all_lanes(for_all, x, y)
+            if kind is BatchTensor and y.mapped:
+                out = _beside_lanes(call, x, y)
+            else:
+                out = _for_all_lanes(for_all, x, y)
             return apart(x, y) if out is None else out
         home = level.lanes
         if x.home is not home or (kind is BatchTensor and y.home is not home):
@@ -154,9 +183,11 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         if kind is float or kind is int:
             other = y
             shape = x.shape
-        elif kind is BatchTensor and y.level is level and y.mapped and not _recorded(y):
+        elif kind is BatchTensor and y.level is level and not _recorded(y):
             other = y.value
-            if other.dtype is not value.dtype or other.dim() != value.dim():
+            if other.dtype is not value.dtype or (
+                other.dim() != value.dim() if y.mapped else other.dim() >= value.dim() or y.origin is not None
+            ):
                 return apart(x, y)
             direct = direct and type(other) is Tensor and not (other.requires_grad or other.is_conj() or other.is_neg())
             shape = None
