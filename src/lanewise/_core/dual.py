@@ -226,9 +226,14 @@ class DualLevel(Level):
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a rule may work on it without the dispatch state of the plane below: nothing to record, no lazy bits.
 
-    Complex numbers never: rules conjugate, and a lazy conjugate is seen only with that state.
+    Complex numbers never: rules conjugate, and a lazy conjugate is seen only with that state. Sparse ones neither: their
+    kernels make tensors by operations of torch.
     """
-    return type(tensor) is Tensor and not (tensor.requires_grad or tensor.is_complex() or tensor.is_neg())
+    return (
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_complex() or tensor.is_neg())
+    )
 
 
 def lay_out(x: DualTensor) -> None:

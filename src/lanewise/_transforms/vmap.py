@@ -266,7 +266,7 @@ def _spec_of_tensors(count: int) -> Spec:
     return flatten(((None,) * count, {}))[1]
 
 
-def _is_one_of(value: Tensor, args: tuple) -> bool:
+def _is_one_of(value: Tensor, args: Sequence) -> bool:
     """Whether `value` is an argument itself."""
     for arg in args:
         if value is arg:
