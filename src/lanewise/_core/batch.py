@@ -21,6 +21,7 @@ from lanewise._core.plane import (
     lift,
     map_tensors,
     replace_tensors,
+    returns_written,
     sync,
     wrap_unlifted,
     written_arguments,
@@ -117,6 +118,7 @@ class BatchLevel(Level):
             where they cannot be.
         hooked: Whether each tensor has a value of its own, for hooks that are set after its use (tensor_hooks.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
+        stands_for: The level whose lanes these are, where a Function runs for them on a plane of its own; or None.
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
@@ -131,6 +133,7 @@ class BatchLevel(Level):
     hooked = False
     has_absent: bool | None = False
     answers: Any = None
+    stands_for: Any = None
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -364,7 +367,7 @@ class BatchLevel(Level):
             for position, name in written_arguments(func):
                 map_tensors(lambda t: note_write(self, t), argument(args, kwargs, position, name))
         out = self.below(lambda: func(*below_args, **below_kwargs))
-        if rule.mutates:
+        if rule.mutates and returns_written(func):
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
 

@@ -368,6 +368,12 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
+@cache
+def returns_written(func: Any) -> bool:
+    """Whether an operation writes, and what it returns are the arguments that it wrote to, not new tensors."""
+    return func._schema.is_mutable and all(result.alias_info is not None for result in func._schema.returns)
+
+
 # Running statistics that operations write to, though their schemas do not say so: the places of the arguments, and of
 # the one that tells whether it is done.
 STATISTICS: dict[Any, tuple[tuple[int, int], int | None]] = {

@@ -114,12 +114,24 @@ def unbatched_write(op: Any, name: str) -> RandomnessError:
 
 
 def same_with_lanes(op: Any) -> RandomnessError:
-    """The error for the same draw in all lanes from parameters that differ from lane to lane."""
+    """The error for the same draw in all lanes by an operation that knows no lanes."""
     return RandomnessError(
         at_user_line(
-            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input: the "
-            "parameters differ from lane to lane, so one draw cannot be that of all lanes",
+            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input: it runs "
+            "once per lane, and each time draws other numbers",
+            'vmap(f, randomness="different")',
+        )
+    )
+
+
+def no_state_for_lanes(op: Any) -> RandomnessError:
+    """The error for draws that take more numbers in some lanes than in others, in a backward or forward formula."""
+    return RandomnessError(
+        at_user_line(
+            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input in a "
+            "formula for derivatives: it draws more numbers in some lanes than in others, and the lanes cannot go on "
+            "from states of their own there",
             'vmap(f, randomness="different")\n'
-            "torch.rand(p.shape) < p          # in place of bernoulli, the same uniform numbers in all lanes",
+            "noise = torch.poisson(rate)  # in the function itself, and used in the formula",
         )
     )
