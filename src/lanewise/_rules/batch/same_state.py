@@ -26,7 +26,7 @@ def from_one_state(level: BatchLevel, op: OpOverload, args: tuple, kwargs: dict)
     if any(_shares_state(arg) for arg in args if level.mapped(arg)):
         # Each lane of a `vmap` around has states of its own for the lanes here: all pairs are to be lanes of one level.
         raise _apart(level, op)
-    warn_lane_loop(level, op)
+    warn_lane_loop(level, op, f'{op} has parameters of each lane under randomness="same", and all draw from one state')
     own: Any = level.stands_for or level
     history = history_of(own, generator)
     if history is not None and own is not level:
