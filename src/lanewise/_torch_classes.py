@@ -61,3 +61,15 @@ def dtensor_names() -> DTensorNames | None:
         if hasattr(api, "distribute_module"):  # the last name it defines that has to do with the class
             _dtensor_names = DTensorNames(api)
     return _dtensor_names
+
+
+# What `allow_mutation_on_saved_tensors` is made of: its hooks, its mode, and what stands for a saved tensor. Without
+# them, it asks values on planes for their memory, and raises.
+SwapWithCloned: Any = torch.autograd.graph._swap_with_cloned
+CloneBeforeMutation: Any = torch.autograd.graph._CloneArgBeforeMutateMode
+MutationHandle: Any = torch.autograd.graph._Handle
+
+
+def mutation_context(pack: Any) -> Any:
+    """What one `allow_mutation_on_saved_tensors` knows, by its hook."""
+    return pack.__closure__[pack.__code__.co_freevars.index("ctx")].cell_contents

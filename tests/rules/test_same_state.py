@@ -165,8 +165,9 @@ def test_a_warning_says_that_lanes_draw_one_after_the_other(monkeypatch):
     with pytest.warns(SlowPathWarning) as caught:
         vmap(torch.poisson, randomness="same")(XS)
     assert [str(warning.message) for warning in caught] == [
-        'vmap: There is a performance drop because aten.poisson.default has parameters of each lane under randomness="same", '
-        "and all draw from one state: it runs once per lane (6 calls, about 4 us each more than one batched call)"
+        "vmap: There is a performance drop because aten.poisson.default has parameters of each lane under "
+        'randomness="same", and all draw from one state: it runs once per lane (6 calls, about 4 us each more than one '
+        "batched call)"
     ]
 
 
