@@ -73,3 +73,14 @@ MutationHandle: Any = torch.autograd.graph._Handle
 def mutation_context(pack: Any) -> Any:
     """What one `allow_mutation_on_saved_tensors` knows, by its hook."""
     return pack.__closure__[pack.__code__.co_freevars.index("ctx")].cell_contents
+
+
+def awaited_nodes(hook: Any) -> list | None:
+    """The nodes that a hook of `register_multi_grad_hook` waits for; None for another hook.
+
+    Without it, such a hook is called by passes of its own plane only.
+    """
+    code = getattr(hook, "__code__", None)
+    if code is None or "grad_fns" not in code.co_freevars or code.co_filename != torch.autograd.graph.__file__:
+        return None
+    return hook.__closure__[code.co_freevars.index("grad_fns")].cell_contents

@@ -19,6 +19,7 @@ from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Disagreement, Restart
 from lanewise._core.plane import Plane, lift, recorded, tracked
 from lanewise._core.recording.hooks import Handles, of_running, on_lanes
+from lanewise._torch_classes import awaited_nodes
 from lanewise._torch_compat import next_node_number, node_number
 
 # Code of functions that set hooks on tensors which they have used.
@@ -52,9 +53,22 @@ def set_hook(tensor: Any, hook: Callable[[Tensor], Any]) -> Handles:
     if below:
         if not _is_own(tensor):
             tensor.value = own_value(tensor.level, tensor.value)
+        awaited = awaited_nodes(hook)
         hook = on_lanes(tensor, hook) if isinstance(tensor, BatchTensor) else hook
         handles.append(tensor.value.register_hook(hook))
+        if awaited is not None:
+            awaited.extend([node for node in _nodes_below(tensor) if node not in awaited])
     return Handles(handles)
+
+
+def _nodes_below(tensor: Any) -> list:
+    """The nodes that a tensor's value has on each plane below. A pass goes through that of one plane."""
+    nodes = []
+    while isinstance(tensor, Plane):
+        tensor = tensor.value
+        if recorded(tensor):
+            nodes.append(tensor.grad_fn)
+    return nodes
 
 
 def own_value(level: Any, value: Tensor) -> Tensor:
