@@ -1,7 +1,9 @@
 """Private classes of torch: those of DTensors and nested tensors, and Functions."""
 
+import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,3 +86,14 @@ def awaited_nodes(hook: Any) -> list | None:
     if code is None or "grad_fns" not in code.co_freevars or code.co_filename != torch.autograd.graph.__file__:
         return None
     return hook.__closure__[code.co_freevars.index("grad_fns")].cell_contents
+
+
+def lead_edges(torchs_own: Callable[[Any], Any]) -> None:
+    """Let edges of autograd's graph be of the nodes that `torchs_own` gives for those of `x.grad_fn`."""
+    plain = torch.autograd.graph._get_grad_fn_or_grad_acc
+
+    @functools.wraps(plain)
+    def found(tensor: Any) -> Any:
+        return torchs_own(plain(tensor))
+
+    torch.autograd.graph._get_grad_fn_or_grad_acc = found

@@ -38,6 +38,9 @@ aten = torch.ops.aten
 _NO_KWARGS: dict[str, Any] = {}
 _own_requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
+# The node that a tensor has on its own plane. (`tensor.grad_fn` knows of the planes below, too.)
+own_node = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
 
 class Plane(Tensor):
     """A tensor of one plane. It stands for `value`, a tensor of the plane below, as its `level` says.
