@@ -133,3 +133,65 @@ def test_a_leaf_is_refused_as_outside():
             RuntimeError, match="a leaf Variable that requires grad is being used in an in-place operation"
         ):
             run(lambda x: added(leaf, x))(X)
+
+
+OPTIMIZERS = {
+    "SGD": lambda w: torch.optim.SGD([w], lr=0.1),
+    "SGD, momentum": lambda w: torch.optim.SGD([w], lr=0.1, momentum=0.9),
+    "SGD, foreach": lambda w: torch.optim.SGD([w], lr=0.1, foreach=True),
+    "Adam": lambda w: torch.optim.Adam([w], lr=0.1),
+    "RMSprop": lambda w: torch.optim.RMSprop([w], lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_step_of_an_optimizer(name):
+    """On weights from outside it raises, and both things that the message says to write work."""
+    xs = torch.tensor([1.0, 2.0, 3.0])
+    loss = lambda w, x: (w * x - 1).square().sum()
+    w = torch.ones(2, requires_grad=True)
+    optimizer = OPTIMIZERS[name](w)
+
+    def backward(x):
+        loss(w, x).backward()
+        return x
+
+    def steps(x):
+        backward(x)
+        optimizer.step()
+        return x
+
+    with pytest.raises(RuntimeError) as caught:
+        vmap(steps)(xs)
+    said = str(caught.value).splitlines()
+    assert said[0].endswith(
+        "would be written into argument `self` [2], which was made outside the mapped function and has no lanes. An "
+        "optimizer keeps it: in a loop, each example goes on from what the step of the one before has left"
+    )
+    assert said[1].endswith("optimizer.step()")
+    assert said[2:] == [
+        "Write instead:",
+        "  optimizer.step()  # after the vmap: one step, by the gradients of all lanes, which backward() adds up",
+        "  w = w.detach().clone().requires_grad_()  # inside, and an optimizer of it: weights of each lane",
+    ]
+
+    def stepped(map_over):
+        nonlocal w
+        w = torch.ones(2, requires_grad=True)
+        optimizer = OPTIMIZERS[name](w)
+        map_over(backward)
+        optimizer.step()
+        return w.detach()
+
+    torch.testing.assert_close(stepped(lambda f: vmap(f)(xs)), stepped(lambda f: [f(x) for x in xs]))
+
+    def of_its_own(x):
+        own = w.detach().clone().requires_grad_()
+        optimizer = OPTIMIZERS[name](own)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(own, x).backward()
+            optimizer.step()
+        return own.detach()
+
+    torch.testing.assert_close(vmap(of_its_own)(xs), torch.stack([of_its_own(x) for x in xs]))

@@ -6,6 +6,7 @@ import lanewise._core.python.legacy
 import lanewise._core.python.scripted
 import lanewise._core.python.surface
 import lanewise._core.recording.autograd
+import lanewise._core.recording.nodes
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
 from lanewise import debug, errors, random

@@ -14,18 +14,8 @@ REFUSALS = {
     "reads memory that is not its own": "as_strided may reach beyond the lane, into its neighbours",
     "sparse tensors cannot have lanes": "the lanes of a tensor share one layout",
 }
-# The sweep compares with one draw for all lanes.
-_ODDS = "with randomness='same': lanes with their own probabilities need their own draws"
 _APART = "a view that torch refuses of the slices, too; the sweep's loop has contiguous lanes"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
-    "bernoulli": dict.fromkeys(
-        (
-            *("vmap", "vmap_grad", "grad_vmap", "vmap_vmap", "backward_vmap"),
-            *("vmap_jvp", "jvp_vmap", "vmap_jvp_grad", "vmap_grad_grad", "vmap_jvp_jvp"),
-        ),
-        _ODDS,
-    ),
-    "multinomial": {"vmap": _ODDS, "vmap_vmap": _ODDS},
     "nn.functional.linear_cross_entropy.chunked": dict.fromkeys(
         ("vmap", "vmap_grad", "grad_vmap", "backward_vmap", "jvp_vmap"), "its chunks of no lanes are none to stack"
     ),

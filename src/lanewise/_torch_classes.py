@@ -1,7 +1,9 @@
 """Private classes of torch: those of DTensors and nested tensors, and Functions."""
 
+import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,3 +63,37 @@ def dtensor_names() -> DTensorNames | None:
         if hasattr(api, "distribute_module"):  # the last name it defines that has to do with the class
             _dtensor_names = DTensorNames(api)
     return _dtensor_names
+
+
+# What `allow_mutation_on_saved_tensors` is made of: its hooks, its mode, and what stands for a saved tensor. Without
+# them, it asks values on planes for their memory, and raises.
+SwapWithCloned: Any = torch.autograd.graph._swap_with_cloned
+CloneBeforeMutation: Any = torch.autograd.graph._CloneArgBeforeMutateMode
+MutationHandle: Any = torch.autograd.graph._Handle
+
+
+def mutation_context(pack: Any) -> Any:
+    """What one `allow_mutation_on_saved_tensors` knows, by its hook."""
+    return pack.__closure__[pack.__code__.co_freevars.index("ctx")].cell_contents
+
+
+def awaited_nodes(hook: Any) -> list | None:
+    """The nodes that a hook of `register_multi_grad_hook` waits for; None for another hook.
+
+    Without it, such a hook is called by passes of its own plane only.
+    """
+    code = getattr(hook, "__code__", None)
+    if code is None or "grad_fns" not in code.co_freevars or code.co_filename != torch.autograd.graph.__file__:
+        return None
+    return hook.__closure__[code.co_freevars.index("grad_fns")].cell_contents
+
+
+def lead_edges(torchs_own: Callable[[Any], Any]) -> None:
+    """Let edges of autograd's graph be of the nodes that `torchs_own` gives for those of `x.grad_fn`."""
+    plain = torch.autograd.graph._get_grad_fn_or_grad_acc
+
+    @functools.wraps(plain)
+    def found(tensor: Any) -> Any:
+        return torchs_own(plain(tensor))
+
+    torch.autograd.graph._get_grad_fn_or_grad_acc = found

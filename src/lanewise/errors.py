@@ -185,6 +185,16 @@ def _user_frame() -> types.FrameType | None:
     return frame
 
 
+def is_within(modules: str) -> bool:
+    """Whether code of modules whose names begin like that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(modules):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def user_line() -> str:
     """`file:line: code` of the innermost user frame, or an empty string."""
     where = user_frame()

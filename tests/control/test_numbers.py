@@ -275,6 +275,41 @@ def of_the_same_dtype(x, k):
     return int(k), x
 
 
+SIZES = {
+    "reshape": lambda x: x.reshape(int(x[0]) * 0 + 2, -1),
+    "view": lambda x: x.view(2 - (int(x[0]) - int(x[0])), 2),
+    "zeros": lambda x: torch.zeros(-(-2 + int(x[0].item() * 0))) + x[0],
+    "slice": lambda x: x[: int(x[0]) * 0 + 3],
+    "expand": lambda x: x.expand(int(abs(float(x[0])) * 0.0) + 2, 4),
+    "repeat": lambda x: x.repeat(int(x[0]) // 10**6 + 2),
+    "at least": lambda x: x.new_zeros(max(int(x[0]) % 2, 2)) * x[0],
+    "at most": lambda x: x.new_zeros(2 + min(int(x[0]) ** 2, 0)) * x[0],
+    "a quotient": lambda x: x[: 4 - int(0 / (int(x[0]) + 1))],
+    "a length": lambda x: torch.zeros(len([0] * (int(x[0]) * 0 + 2))) * x[0],
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_do_not_depend_on_a_number_of_no_lanes(name):
+    f = SIZES[name]
+    xs = torch.rand(3, 4) + 1
+    want = torch.stack([f(x) for x in xs])
+    torch.testing.assert_close(vmap(f)(xs), want)
+    assert vmap(f)(xs[:0]).shape == (0, *want.shape[1:])
+    assert vmap(vmap(f))(xs[None, :0]).shape == (1, 0, *want.shape[1:])
+
+
+def test_a_long_sum_of_no_lanes():
+    def f(x):
+        n = int(x[0])
+        for _ in range(2000):
+            n = n + 1
+        return x.new_zeros(n * 0 + 2)
+
+    assert vmap(f)(torch.ones(3, 4)).shape == (3, 2)
+    assert vmap(f)(torch.ones(0, 4)).shape[0] == 0
+
+
 @pytest.mark.parametrize("f", [bound_in_a_branch, of_a_function, in_a_tuple, in_a_list, of_the_same_dtype])
 def test_numbers_of_some_lanes_and_tensors_of_others(f):
     def of(place):

@@ -62,3 +62,47 @@ def test_as_the_loop(f):
         torch.testing.assert_close(vmap(f, **how)(SEEDS), want)
     torch.testing.assert_close(vmap(f, chunk_size=2, **how)(SEEDS), want)
     torch.testing.assert_close(vmap(vmap(f, **how), **how)(SEEDS[None])[0], want)
+
+
+# Code without a source runs as it is written, and so does that of libraries.
+WITHOUT_SOURCE = """
+import torch
+OUTSIDE = torch.Generator()
+
+def made_inside(k):
+    generator = torch.Generator().manual_seed(int(k))
+    return torch.rand(2, generator=generator)
+
+def seeded(k):
+    OUTSIDE.manual_seed(int(k))
+    return torch.rand(2, generator=OUTSIDE) + torch.rand(2, generator=OUTSIDE)
+
+def drawn_from_before(k):
+    first = torch.rand(2, generator=OUTSIDE)
+    OUTSIDE.manual_seed(int(k))
+    return first + torch.rand(2, generator=OUTSIDE)
+
+def seeded_alike(k):
+    OUTSIDE.manual_seed(3)
+    return torch.rand(2, generator=OUTSIDE) + k
+
+def not_seeded(k):
+    return torch.rand(2, generator=OUTSIDE) + k + torch.rand(2, generator=OUTSIDE)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 4])
+@pytest.mark.parametrize("name", ["made_inside", "seeded", "drawn_from_before", "seeded_alike", "not_seeded"])
+def test_generators_in_chunks_of_code_without_a_source(name, chunk_size):
+    space: dict = {}
+    exec(WITHOUT_SOURCE, space)
+    f, outside = space[name], space["OUTSIDE"]
+
+    def run(how, *args):
+        outside.manual_seed(7)
+        return how(*args)
+
+    want = torch.stack([run(f, k) for k in SEEDS])
+    for _ in range(2):
+        assert torch.equal(run(vmap(f, randomness="same", chunk_size=chunk_size), SEEDS), want)

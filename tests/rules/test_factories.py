@@ -74,7 +74,19 @@ FROM_LANES = {
     "scalar_tensor": lambda x: torch.scalar_tensor(x[0].item(), dtype=torch.float64),
     "scalar_tensor of an integer": lambda x: torch.scalar_tensor(int(x[0])),
     "truth": lambda x: torch.as_tensor([bool(x[0] > 0), True]),
+    "tensors and numbers": lambda x: torch.tensor([[x[0].float(), 1], [x[1].item(), int(x[0])]]),
+    "half and numbers": lambda x: torch.tensor([x[0].half(), int(x[0]), 1]),
+    "integers and numbers": lambda x: torch.as_tensor([x[0].long(), x[1].item()]),
+    "FloatTensor": lambda x: torch.FloatTensor([[x[0], 1.0], [2, x[1].item()]]),
+    "FloatTensor of a list of entries": lambda x: torch.FloatTensor(list(x)),
+    "FloatTensor of numbers": lambda x: torch.FloatTensor([x[0].item(), 2.0]),
+    "FloatTensor of constants": lambda x: torch.FloatTensor([1.0, 2.0]).mul_(x.float()),
+    "LongTensor": lambda x: torch.LongTensor((x[0].long(), 3)),
+    "of the type": lambda x: x.type(torch.FloatTensor),
+    "an instance": lambda x: x.float() * isinstance(x.float(), torch.FloatTensor) * (torch.FloatTensor in KINDS),
+    "the dtype of the type": lambda x: x.to(torch.LongTensor.dtype),
 }
+KINDS = {torch.FloatTensor: 1}
 
 
 @pytest.mark.parametrize("name", FROM_LANES)
@@ -82,6 +94,31 @@ def test_made_from_lane_values(name):
     f = FROM_LANES[name]
     check(f, normal(2), grad=False)
     check(lambda x: f(x * 2) if x[0] > x[1] else f(-x), normal(2), grad=False)
+
+
+@pytest.mark.parametrize("make", [torch.Tensor, torch.DoubleTensor])
+@pytest.mark.parametrize("transform", [vmap, lambda f: lambda x: jvp(f, (x,), (x,))])
+def test_constructors_that_read_python_numbers(make, transform):
+    with pytest.raises(TypeError) as caught:
+        transform(lambda x: make([x[0], x[0]]))(torch.ones(2, 2))  # Tensor(
+    said = str(caught.value).splitlines()
+    assert said[0] == (
+        "len() of a 0-d tensor: torch.Tensor and torch.DoubleTensor, unlike torch.tensor, read each entry of a list as "
+        "one Python number, which a value of this transform is not"
+    )
+    assert said[1].endswith("transform(lambda x: make([x[0], x[0]]))(torch.ones(2, 2))  # Tensor(")
+    assert said[2:] == [
+        "Write instead:",
+        "  torch.tensor([x[0], x[1]], dtype=torch.float32)  # in place of torch.Tensor([x[0], x[1]])",
+    ]
+    with pytest.raises(TypeError, match=r"^len\(\) of a 0-d tensor$"):
+        vmap(lambda x: x * len(x))(torch.ones(2))
+
+
+def test_a_size_of_each_lane():
+    xs = torch.tensor([0.5, 1.5, 0.7])
+    out = vmap(lambda x: torch.FloatTensor(2, int(x) + 1).fill_(3).sum() + x)(xs)
+    assert torch.equal(out, torch.tensor([6.5, 13.5, 6.7]))
 
 
 def test_numbers_of_each_lane_take_one_run():

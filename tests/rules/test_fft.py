@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import vmap
+from lanewise import grad, vmap
 from tests.oracles import assert_same
 from tests.rules.lanes import check, normal
 
@@ -42,3 +42,40 @@ def test_istft():
         return torch.istft(torch.view_as_complex(x), 4, 2, window=torch.ones(4, dtype=x.dtype))
 
     assert_same(vmap(f)(x), torch.stack([f(lane) for lane in x]))
+
+
+WINDOWS = torch.rand(3, 8, dtype=torch.float64) + 0.1
+SIGNALS = {
+    "stft": torch.randn(3, 24, dtype=torch.float64),
+    "istft": torch.randn(3, 5, 7, dtype=C),
+    "istft of two": torch.randn(3, 2, 5, 7, dtype=C),
+}
+
+
+def _short_time(name):
+    if name == "stft":
+        return lambda x, w: torch.view_as_real(torch.stft(x, 8, 4, window=w, return_complex=True))
+    return lambda x, w: torch.istft(x, 8, 4, window=w)
+
+
+@pytest.mark.parametrize("dims", [(None, 0), (0, None), (0, 0)])
+@pytest.mark.parametrize("name", SIGNALS)
+def test_windows_of_each_lane(name, dims):
+    f = _short_time(name)
+    given = [t if dim == 0 else t[0] for t, dim in zip((SIGNALS[name], WINDOWS), dims, strict=True)]
+    lanes = [[t[b] if dim == 0 else t for t, dim in zip(given, dims, strict=True)] for b in range(3)]
+    want = torch.stack([f(*lane) for lane in lanes])
+    assert_same(vmap(f, in_dims=dims)(*given), want)
+    none = [t[:0] if dim == 0 else t for t, dim in zip(given, dims, strict=True)]
+    assert_same(vmap(f, in_dims=dims)(*none), want[:0])
+
+    # A window alone is differentiated, and the signal is what all lanes share.
+    def size(w):
+        return f(SIGNALS[name][0], w).square().sum()
+
+    def slope(w):
+        w = w.clone().requires_grad_()
+        return torch.autograd.grad(size(w), w)[0]
+
+    assert_same(vmap(grad(size))(WINDOWS), torch.stack([slope(w) for w in WINDOWS]))
+    assert vmap(grad(size))(WINDOWS[:0]).shape == (0, 8)

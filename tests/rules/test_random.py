@@ -15,53 +15,53 @@ def odds(*shape):
     return torch.linspace(0.1, 0.9, torch.Size(shape).numel()).reshape(shape)
 
 
-# name -> (function of a lane x [4] in (0, 1), whether "same" is possible when x has lanes)
+# name -> function of a lane x [4] in (0, 1)
 DRAWS = {
-    "rand": (lambda x: torch.rand(3) + 0 * x.sum(), True),
-    "randn": (lambda x: torch.randn(3, 2) + 0 * x.sum(), True),
-    "randint": (lambda x: torch.randint(1, 9, (5,)) + 0 * x.sum(), True),
-    "randperm": (lambda x: torch.randperm(5) + 0 * x.sum(), True),
-    "normal sized": (lambda x: torch.normal(1.0, 2.0, (3,)) + 0 * x.sum(), True),
-    "rand out": (lambda x: torch.rand(3, out=torch.empty(3)) + 0 * x.sum(), True),
-    "randn out": (lambda x: torch.randn(3, out=torch.empty(3)) + 0 * x.sum(), True),
-    "randint out": (lambda x: torch.randint(1, 99, (5,), out=torch.empty(5)) + 0 * x.sum(), True),
-    "randint below out": (lambda x: torch.randint(99, (5,), out=torch.empty(5)) + 0 * x.sum(), True),
-    "randperm out": (lambda x: torch.randperm(9, out=torch.empty(9, dtype=torch.int64)) + 0 * x.sum(), True),
-    "normal out": (lambda x: torch.normal(1.0, 2.0, (3,), out=torch.empty(3)) + 0 * x.sum(), True),
-    "rand_like": (lambda x: torch.rand_like(x), True),
-    "randn_like": (lambda x: torch.randn_like(x), True),
-    "randint_like": (lambda x: torch.randint_like(x, 3, 9), True),
-    "normal mean": (lambda x: torch.normal(x, 2.0), True),
-    "normal std": (lambda x: torch.normal(1.0, x), True),
-    "normal both": (lambda x: torch.normal(x, x[0]), True),
-    "uniform_": (lambda x: (0 * x).uniform_(1, 2), True),
-    "normal_": (lambda x: (0 * x).normal_(), True),
-    "exponential_": (lambda x: (0 * x).exponential_(2.0), True),
-    "cauchy_": (lambda x: (0 * x).cauchy_(), True),
-    "log_normal_": (lambda x: (0 * x).log_normal_(), True),
-    "geometric_": (lambda x: (0 * x).geometric_(0.3), True),
-    "random_": (lambda x: (0 * x).random_(3, 900), True),
-    "random_ all": (lambda x: (0 * x).random_(), True),
-    "bernoulli_": (lambda x: (0 * x.repeat(8)).bernoulli_(0.4), True),
-    "bernoulli_ by tensor": (lambda x: (0 * x.repeat(8)).bernoulli_(x.repeat(8)), False),
-    "bernoulli": (lambda x: torch.bernoulli(x.repeat(8)), False),
-    "bernoulli p": (lambda x: torch.bernoulli(x.repeat(8), 0.3), True),
-    "multinomial": (lambda x: torch.multinomial(x.repeat(6), 12), False),
-    "multinomial again": (lambda x: torch.multinomial(x, 20, True), False),
-    "poisson": (lambda x: torch.poisson(x * 30), False),
-    "binomial": (lambda x: torch.binomial(torch.full_like(x, 40.0), x), False),
-    "gamma": (lambda x: torch._standard_gamma(x), False),
-    "dirichlet": (lambda x: torch._sample_dirichlet(x), False),
-    "dropout": (lambda x: F.dropout(x.repeat(8), 0.4), True),
-    "dropout_": (lambda x: F.dropout(x.repeat(8), 0.4, inplace=True), True),
-    "native_dropout": (lambda x: torch.native_dropout(x.repeat(8), 0.4, True)[0], True),
-    "alpha_dropout": (lambda x: F.alpha_dropout(x.repeat(8), 0.4, True), True),
-    "feature_dropout": (lambda x: torch.feature_dropout(x.repeat(9, 8, 1), 0.4, True), True),
-    "rrelu": (lambda x: F.rrelu(x - 0.3, training=True), True),
-    "rrelu_": (lambda x: F.rrelu(x - 0.3, training=True, inplace=True), True),
-    "gumbel": (lambda x: F.gumbel_softmax(x), True),
+    "rand": lambda x: torch.rand(3) + 0 * x.sum(),
+    "randn": lambda x: torch.randn(3, 2) + 0 * x.sum(),
+    "randint": lambda x: torch.randint(1, 9, (5,)) + 0 * x.sum(),
+    "randperm": lambda x: torch.randperm(5) + 0 * x.sum(),
+    "normal sized": lambda x: torch.normal(1.0, 2.0, (3,)) + 0 * x.sum(),
+    "rand out": lambda x: torch.rand(3, out=torch.empty(3)) + 0 * x.sum(),
+    "randn out": lambda x: torch.randn(3, out=torch.empty(3)) + 0 * x.sum(),
+    "randint out": lambda x: torch.randint(1, 99, (5,), out=torch.empty(5)) + 0 * x.sum(),
+    "randint below out": lambda x: torch.randint(99, (5,), out=torch.empty(5)) + 0 * x.sum(),
+    "randperm out": lambda x: torch.randperm(9, out=torch.empty(9, dtype=torch.int64)) + 0 * x.sum(),
+    "normal out": lambda x: torch.normal(1.0, 2.0, (3,), out=torch.empty(3)) + 0 * x.sum(),
+    "rand_like": lambda x: torch.rand_like(x),
+    "randn_like": lambda x: torch.randn_like(x),
+    "randint_like": lambda x: torch.randint_like(x, 3, 9),
+    "normal mean": lambda x: torch.normal(x, 2.0),
+    "normal std": lambda x: torch.normal(1.0, x),
+    "normal both": lambda x: torch.normal(x, x[0]),
+    "uniform_": lambda x: (0 * x).uniform_(1, 2),
+    "normal_": lambda x: (0 * x).normal_(),
+    "exponential_": lambda x: (0 * x).exponential_(2.0),
+    "cauchy_": lambda x: (0 * x).cauchy_(),
+    "log_normal_": lambda x: (0 * x).log_normal_(),
+    "geometric_": lambda x: (0 * x).geometric_(0.3),
+    "random_": lambda x: (0 * x).random_(3, 900),
+    "random_ all": lambda x: (0 * x).random_(),
+    "bernoulli_": lambda x: (0 * x.repeat(8)).bernoulli_(0.4),
+    "bernoulli_ by tensor": lambda x: (0 * x.repeat(8)).bernoulli_(x.repeat(8)),
+    "bernoulli": lambda x: torch.bernoulli(x.repeat(8)),
+    "bernoulli p": lambda x: torch.bernoulli(x.repeat(8), 0.3),
+    "multinomial": lambda x: torch.multinomial(x.repeat(6), 12),
+    "multinomial again": lambda x: torch.multinomial(x, 20, True),
+    "poisson": lambda x: torch.poisson(x * 30),
+    "binomial": lambda x: torch.binomial(torch.full_like(x, 40.0), x),
+    "gamma": lambda x: torch._standard_gamma(x),
+    "dirichlet": lambda x: torch._sample_dirichlet(x),
+    "dropout": lambda x: F.dropout(x.repeat(8), 0.4),
+    "dropout_": lambda x: F.dropout(x.repeat(8), 0.4, inplace=True),
+    "native_dropout": lambda x: torch.native_dropout(x.repeat(8), 0.4, True)[0],
+    "alpha_dropout": lambda x: F.alpha_dropout(x.repeat(8), 0.4, True),
+    "feature_dropout": lambda x: torch.feature_dropout(x.repeat(9, 8, 1), 0.4, True),
+    "rrelu": lambda x: F.rrelu(x - 0.3, training=True),
+    "rrelu_": lambda x: F.rrelu(x - 0.3, training=True, inplace=True),
+    "gumbel": lambda x: F.gumbel_softmax(x),
 }
-CAPTURED = {name: f for name, (f, _) in DRAWS.items() if name != "gumbel"}
+CAPTURED = {name: f for name, f in DRAWS.items() if name != "gumbel"}
 pytestmark = pytest.mark.filterwarnings("ignore:vmap. There is a performance drop")
 
 
@@ -77,7 +77,7 @@ def lanes_differ(out):
 @pytest.mark.parametrize("name", DRAWS)
 def test_error_is_the_default(name):
     with pytest.raises(RuntimeError, match="called random operation while in randomness error mode") as caught:
-        vmap(DRAWS[name][0])(odds(LANES, 4))
+        vmap(DRAWS[name])(odds(LANES, 4))
     assert 'randomness="different"' in str(caught.value)
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_drawn_in_evaluation(name):
 @pytest.mark.parametrize("name", DRAWS)
 def test_different(name):
     """Lanes differ, the shape is a lane's, and the numbers do not depend on the chunks or on where the lanes lie."""
-    f, _ = DRAWS[name]
+    f = DRAWS[name]
     xs = odds(LANES, 4)
     out = drawn(f, xs, randomness="different")
     torch.manual_seed(0)
@@ -121,12 +121,8 @@ def test_different(name):
 @pytest.mark.parametrize("name", DRAWS)
 def test_same(name):
     """Every lane gets what an example alone would draw."""
-    f, possible = DRAWS[name]
+    f = DRAWS[name]
     xs = odds(LANES, 4)
-    if not possible:
-        with pytest.raises(RuntimeError, match="does not currently support same randomness with a batched tensor"):
-            vmap(f, randomness="same")(xs)
-        return
     out = drawn(f, xs, randomness="same")
     for x, lane in zip(xs, out, strict=True):
         torch.manual_seed(5)
@@ -168,7 +164,7 @@ def test_plain_target():
 @pytest.mark.parametrize("inner", ["different", "same"])
 @pytest.mark.parametrize("name", ["rand", "rand_like", "uniform_", "dropout", "bernoulli p", "normal mean", "randperm"])
 def test_nested(name, inner, outer):
-    f, _ = DRAWS[name]
+    f = DRAWS[name]
     # Lanes with equal values, so that only the draws can differ.
     xs = odds(4).expand(3, 2, 4).contiguous()
     torch.manual_seed(5)
@@ -257,14 +253,14 @@ def test_no_distribution(bad):
 
 
 def test_no_lanes():
-    for name, (f, _) in DRAWS.items():
+    for name, f in DRAWS.items():
         out = vmap(f, randomness="different")(torch.zeros(0, 4))
         assert out.shape[1:] == f(odds(4)).shape, name
 
 
 @pytest.mark.parametrize("name", ["normal mean", "normal std", "normal both", "bernoulli", "poisson"])
 def test_draws_have_the_derivative_zero(name):
-    f, _ = DRAWS[name]
+    f = DRAWS[name]
     xs = odds(3, 4).requires_grad_()
     out = drawn(f, xs, randomness="different")
     assert out.requires_grad

@@ -21,6 +21,7 @@ from lanewise._core.plane import (
     lift,
     map_tensors,
     replace_tensors,
+    returns_written,
     sync,
     wrap_unlifted,
     written_arguments,
@@ -36,7 +37,7 @@ from lanewise._torch_compat import (
     make_wrapper,
 )
 from lanewise._torch_compat import forward_ad as _native
-from lanewise.errors import CapturedWriteError, at_user_line
+from lanewise.errors import CapturedWriteError, at_user_line, is_within
 
 BATCH_RULES = RuleTable()
 
@@ -117,6 +118,7 @@ class BatchLevel(Level):
             where they cannot be.
         hooked: Whether each tensor has a value of its own, for hooks that are set after its use (tensor_hooks.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
+        stands_for: The level whose lanes these are, where a Function runs for them on a plane of its own; or None.
         task: The backward pass inside which the function runs, where lanes part (lane_level.py); -1 for none.
     """
 
@@ -131,6 +133,7 @@ class BatchLevel(Level):
     hooked = False
     has_absent: bool | None = False
     answers: Any = None
+    stands_for: Any = None
 
     def __init__(self, size: int, randomness: str = "error", total: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -364,7 +367,7 @@ class BatchLevel(Level):
             for position, name in written_arguments(func):
                 map_tensors(lambda t: note_write(self, t), argument(args, kwargs, position, name))
         out = self.below(lambda: func(*below_args, **below_kwargs))
-        if rule.mutates:
+        if rule.mutates and returns_written(func):
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
 
@@ -408,16 +411,23 @@ def _copy_for_lanes(value: Tensor, size: int) -> Tensor:
 
 def captured_write(func: Any, name: str, tensor: Tensor) -> CapturedWriteError:
     """The error for a lane value written into a tensor that has no lanes."""
-    return CapturedWriteError(
-        at_user_line(
-            f"vmap: {func._schema.name.removeprefix('aten::')}: inplace arithmetic(self, *extra_args) is not possible "
-            f"because there exists a Tensor `other` in extra_args that has more elements than `self`: a value that "
-            f"differs from lane to lane would be written into argument `{name}` {list(tensor.shape)}, "
-            "which was made outside the mapped function and has no lanes",
-            "t = t.clone()  # inside the function; return it, and reduce over the lanes outside\n"
-            "or pass the tensor as a mapped argument: vmap(f, in_dims=0)(xs, ts)",
-        )
+    why = (
+        f"vmap: {func._schema.name.removeprefix('aten::')}: inplace arithmetic(self, *extra_args) is not possible "
+        f"because there exists a Tensor `other` in extra_args that has more elements than `self`: a value that "
+        f"differs from lane to lane would be written into argument `{name}` {list(tensor.shape)}, "
+        "which was made outside the mapped function and has no lanes"
     )
+    instead = (
+        "t = t.clone()  # inside the function; return it, and reduce over the lanes outside\n"
+        "or pass the tensor as a mapped argument: vmap(f, in_dims=0)(xs, ts)"
+    )
+    if is_within("torch.optim."):
+        why += ". An optimizer keeps it: in a loop, each example goes on from what the step of the one before has left"
+        instead = (
+            "optimizer.step()  # after the vmap: one step, by the gradients of all lanes, which backward() adds up\n"
+            "w = w.detach().clone().requires_grad_()  # inside, and an optimizer of it: weights of each lane"
+        )
+    return CapturedWriteError(at_user_line(why, instead))
 
 
 def has_lanes(tensor: BatchTensor) -> bool:

@@ -19,6 +19,7 @@ from lanewise._core.plane import (
     map_tensors,
     new_wrapper,
     replace_tensors,
+    returns_written,
     sync,
     taken_apart,
     tensors_of,
@@ -204,7 +205,7 @@ class DualLevel(Level):
             for position, name in written_arguments(func):
                 map_tensors(self.preserve, argument(below_args, below_kwargs, position, name))
         out = self.below(lambda: func(*below_args, **below_kwargs))
-        if func._schema.is_mutable:
+        if returns_written(func):
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
 

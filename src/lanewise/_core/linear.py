@@ -17,6 +17,7 @@ from lanewise._core.plane import (
     new_wrapper,
     refit_in_place,
     replace_tensors,
+    returns_written,
     sync,
     taken_apart,
     wrap_unlifted,
@@ -206,7 +207,7 @@ class LinearLevel(Level):
     def _run_constant(self, func: Any, args: tuple, kwargs: dict) -> Any:
         below_args, below_kwargs = replace_tensors(self.plain, args, kwargs)
         out = self.below(lambda: func(*below_args, **below_kwargs))
-        if func._schema.is_mutable:
+        if returns_written(func):
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
 

@@ -108,17 +108,18 @@ def _from_twin(func: OpOverload) -> Rule | None:
     return Rule(func, write, "written twin", same_plane=True)
 
 
-def warn_lane_loop(level: Any, func: OpOverload) -> None:
-    """Count an operation that runs once per lane, and warn of it the first time."""
+def warn_lane_loop(level: Any, func: OpOverload, why: str = "") -> None:
+    """Count an operation that runs once per lane, and warn of it the first time; `why`, if not for want of a rule."""
     name = str(func)
     lane_loops[name] = lane_loops.get(name, 0) + 1
     if func in _warned:
         return
     _warned.add(func)
+    why = why or f"we have not yet implemented the batching rule for {name}"
     warn_at_user_line(
         SlowPathWarning(
-            f"vmap: There is a performance drop because we have not yet implemented the batching rule for {name}: it "
-            f"runs once per lane ({level.size} calls, about 4 us each more than one batched call)"
+            f"vmap: There is a performance drop because {why}: it runs once per lane ({level.size} calls, about 4 us "
+            "each more than one batched call)"
         )
     )
 

@@ -38,6 +38,9 @@ aten = torch.ops.aten
 _NO_KWARGS: dict[str, Any] = {}
 _own_requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
+# The node that a tensor has on its own plane. (`tensor.grad_fn` knows of the planes below, too.)
+own_node = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
 
 class Plane(Tensor):
     """A tensor of one plane. It stands for `value`, a tensor of the plane below, as its `level` says.
@@ -366,6 +369,12 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
         for i, arg in enumerate(func._schema.arguments)
         if arg.alias_info is not None and arg.alias_info.is_write
     )
+
+
+@cache
+def returns_written(func: Any) -> bool:
+    """Whether an operation writes, and what it returns are the arguments that it wrote to, not new tensors."""
+    return func._schema.is_mutable and all(result.alias_info is not None for result in func._schema.returns)
 
 
 # Running statistics that operations write to, though their schemas do not say so: the places of the arguments, and of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.draws.chunk_draws import Ends, chunk_loop
-from lanewise._core.draws.random import Generators
+from lanewise._core.draws.random import Generators, note_left
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.trees import Spec, unflatten
@@ -124,6 +124,7 @@ def map_chunks(
                 results.append(run(start, length))
             if generators is not None:
                 ends.note_chunk()
+                note_left()
             start += length
             shown.advance(length)
     ends.go_on()

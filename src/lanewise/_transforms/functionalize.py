@@ -17,6 +17,7 @@ from lanewise._core.plane import (
     new_wrapper,
     refit,
     replace_tensors,
+    returns_written,
     written_arguments,
     written_results,
 )
@@ -215,17 +216,20 @@ class FunctionalLevel(Level):
 
     def _mutate(self, func: Any, args: tuple, kwargs: dict) -> Any:
         written = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
-        targets = [t for target in written for t in (target if isinstance(target, (list, tuple)) else [target])]
+        each = [t for target in written for t in (target if isinstance(target, (list, tuple)) else [target])]
+        targets: list[Any] = [target for target in each if isinstance(target, Tensor)]
+        out = None
         twin = _TWINS.get(func) or functional_twin(func)
         if getattr(twin, "is_view", False):
             like = self.interpret(twin, args, kwargs, [])
             return refit(args[0], like, func, args, kwargs)
         below_args, below_kwargs = replace_tensors(self.physical, args, kwargs)
-        if not all(self.owns(target) for target in targets if isinstance(target, Tensor)):
+        if not all(map(self.owns, targets)):
             # A tensor of the plane below is written there, since whoever made it is to see it.
-            self.below(lambda: func(*below_args, **below_kwargs))
+            out = self.below(lambda: func(*below_args, **below_kwargs))
         elif twin is None:
-            for target, value in zip(targets, self._on_copies(func, args, kwargs, targets), strict=True):
+            out, values = self._on_copies(func, args, kwargs, targets)
+            for target, value in zip(targets, values, strict=True):
                 self.write(target, value)
         else:
             is_out = func._schema.arguments[written_arguments(func)[0][0]].kwarg_only
@@ -235,7 +239,7 @@ class FunctionalLevel(Level):
             results = flatten(results)[0] if isinstance(results, (list, tuple)) else [results]
             for target, value in zip(targets, results, strict=True):
                 self._assign(target, value, is_out)
-        return written_results(func, args, kwargs)
+        return written_results(func, args, kwargs) if returns_written(func) else map_tensors(self.adopt, out)
 
     def _assign(self, target: FunctionalTensor, value: Tensor, is_out: bool) -> None:
         if value.shape != target.shape and is_out:
@@ -248,16 +252,16 @@ class FunctionalLevel(Level):
             value = self.below(lambda: value.to(target.dtype).expand(target.shape))
         self.write(target, value)
 
-    def _on_copies(self, func: Any, args: tuple, kwargs: dict, targets: list) -> list[Tensor]:
-        """What an operation without a functional twin writes, found by letting it write into copies."""
+    def _on_copies(self, func: Any, args: tuple, kwargs: dict, targets: list) -> tuple[Any, list[Tensor]]:
+        """What an operation without a functional twin gives and writes, found by letting it write into copies."""
         copies = {id(target): self.below(torch.clone, self.read(target)) for target in targets}
 
         def enter(tensor: Tensor) -> Tensor:
             return copies[id(tensor)] if id(tensor) in copies else self.physical(tensor)
 
         below_args, below_kwargs = replace_tensors(enter, args, kwargs)
-        self.below(lambda: func(*below_args, **below_kwargs))
-        return [copies[id(target)] for target in targets]
+        out = self.below(lambda: func(*below_args, **below_kwargs))
+        return out, [copies[id(target)] for target in targets]
 
 
 def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.parting.lane_level import completed
-from lanewise._core.plane import Plane, recorded, without_history
+from lanewise._core.plane import Plane, own_node, recorded, without_history
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.recording.passes import run_backward
 from lanewise._core.trees import LEAF, flatten, unflatten
@@ -185,7 +185,7 @@ def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
         if not x.is_leaf:
             return True
     known = set(map(id, inputs))
-    stack = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    stack = [node for out in outputs if (node := own_node(out)) is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()

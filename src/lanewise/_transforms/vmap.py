@@ -61,7 +61,7 @@ def vmap(
         out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes. "list": a
             list with one result for each lane, of any shape. "jagged": a nested tensor of jagged layout, from results
             `[n_i, *S]` that differ in the first dim.
-        randomness: `"different"` draws for each lane, `"same"` once for all, `"error"` refuses random operations. The
+        randomness: `"different"` draws for each lane, `"same"` alike for all, `"error"` refuses random operations. The
             numbers do not depend on `chunk_size`, except under `"different"` where lanes take different branches.
         chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
             peak memory, estimated from two small chunks, fits `memory_budget`. None takes all at once.

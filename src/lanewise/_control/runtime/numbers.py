@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from lanewise._core.python.surface import asking, text_of_one
 
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 RANK = {bool: 0, int: 1, float: 2, complex: 3}
-_LARGEST = 2**63 - 1
+_LARGEST, _MOST_STEPS = 2**63 - 1, 100
 
 
 class LaneNumber:
@@ -34,9 +35,10 @@ class LaneNumber:
         kind: bool, int, float or complex.
         value: A tensor `[]` of that kind's widest dtype, without history.
         bound: For an int: the absolute value is at most that, None where nobody has looked.
+        of: Where there are no lanes: what works it out from the numbers it comes of, and in how many steps.
     """
 
-    __slots__ = ("kind", "value", "bound")
+    __slots__ = ("kind", "value", "bound", "of")
 
     # How functions of torch are called with such numbers (tensor_calls.py).
     call: Callable[..., Any]
@@ -47,6 +49,7 @@ class LaneNumber:
         self.kind = kind
         self.value = value
         self.bound = bound
+        self.of: tuple[Callable[[], Any], int] | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -57,6 +60,9 @@ class LaneNumber:
 
     def resolve(self) -> Any:
         """The number of the lanes that go on."""
+        if self.of is not None:
+            with suppress(ArithmeticError, ValueError):
+                return self.of[0]()
         if self.kind is complex:
             return complex(self.value.real.item(), self.value.imag.item())
         return self.value.item()
@@ -158,7 +164,17 @@ class LaneNumber:
         # Asked so that without lanes, where the answer is no, nothing is too large; and neither is NaN small.
         if LaneNumber(bool, (value.abs() < 2.0**62).logical_not()):
             return for_each_lane(int, LaneNumber(float, value))
-        return LaneNumber(int, value.to(torch.int64))
+        return expressed(LaneNumber(int, value.to(torch.int64)), int, self)
+
+
+def expressed(out: Any, function: Callable, *numbers: Any) -> Any:
+    """A result, which where there are no lanes also says what it is of: `n * 0 + 2` is 2, whatever `n` may be."""
+    level = machine.level
+    if type(out) is LaneNumber and isinstance(level, LaneLevel) and not level.root.size:
+        steps = 1 + max([n.of[1] for n in numbers if type(n) is LaneNumber and n.of is not None], default=0)
+        if steps <= _MOST_STEPS:
+            out.of = (lambda: function(*map(one_number, numbers))), steps
+    return out
 
 
 def _largest(number: Any) -> int:
@@ -245,11 +261,15 @@ def as_tensor(number: Any) -> Tensor:
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
+_PLAIN = {torch.neg: operator.neg, torch.abs: abs, torch.clone: operator.pos}
+
+
 def _unary(number: LaneNumber, function: Callable) -> LaneNumber:
     value = number.value
     if number.kind is bool:
         value = value.to(torch.int64)
-    return LaneNumber(int if number.kind is bool else number.kind, function(value), number.bound)
+    kind = int if number.kind is bool else number.kind
+    return expressed(LaneNumber(kind, function(value), number.bound), _PLAIN[function], number)
 
 
 def _operand(number: Any, kind: type) -> Any:
@@ -389,7 +409,7 @@ def _method(name: str, run: Callable, reflected: bool) -> Callable:
         try:
             if type(other) is int and abs(other) > _LARGEST:
                 raise _TooLarge
-            return run(a, b, kind)
+            return expressed(run(a, b, kind), function, a, b)
         except _TooLarge:
             return function(one_number(a), one_number(b))
 

@@ -24,6 +24,7 @@ from lanewise._control.runtime.merging import join
 from lanewise._control.runtime.numbers import (
     DTYPES,
     LaneNumber,
+    expressed,
     for_each_lane,
     kind_of,
     nested_numbers,
@@ -73,7 +74,7 @@ def _converted(value: Any, kind: type, dtype: torch.dtype) -> Any:
         return number
     if kind is not complex and number.kind is complex:
         raise TypeError(f"{kind.__name__}() argument must be a string or a real number, not 'complex'")
-    return LaneNumber(kind, number.value.to(dtype))
+    return expressed(LaneNumber(kind, number.value.to(dtype)), kind, number)
 
 
 @stands_for(int)
@@ -268,6 +269,8 @@ def _extreme(function: Callable, better: Callable) -> Callable:
         best = entries[0]
         for entry in entries[1:]:
             best = pick(best, entry, key)
+        if key is None and type(best) is LaneNumber:
+            return expressed(LaneNumber(best.kind, best.value, best.bound), function, *entries)
         return best
 
     return stand_in

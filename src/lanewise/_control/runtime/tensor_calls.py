@@ -1,12 +1,13 @@
 """Functions of torch, called with Python numbers that differ from lane to lane."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._control.runtime.numbers import DTYPES, RANK, LaneNumber, kind_of, one_number, weak
+from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of, one_number, weak
 
 # Operations in which a number stands for a tensor without dims; in all others one Python number has to do.
 _POINTWISE = frozenset(
@@ -105,24 +106,26 @@ def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func.__name__ == "scalar_tensor" and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": torch.get_default_dtype()}
     if not rest and kwargs.get("dtype") is None:
-        kinds = set(_kinds(data))
-        if kinds <= set(RANK):
-            kind = max(kinds, key=RANK.__getitem__)
-            float_dtype = torch.get_default_dtype()
-            dtype = {float: float_dtype, complex: torch.complex128 if float_dtype is torch.float64 else torch.complex64}
-            kwargs = {**kwargs, "dtype": dtype.get(kind, DTYPES[kind])}
+        dtypes = set(_dtypes(data))
+        if None not in dtypes:
+            kwargs = {**kwargs, "dtype": functools.reduce(torch.promote_types, dtypes)}
     if isinstance(data, LaneNumber):
         value = data.value.to(device=kwargs.get("device") or "cpu", dtype=kwargs.get("dtype"), copy=True)
         return value.requires_grad_() if kwargs.get("requires_grad") else value
     return func(_tensors_in(data), *rest, **kwargs)
 
 
-def _kinds(data: Any) -> Any:
+def _dtypes(data: Any) -> Any:
+    """Those that torch finds for the entries of a nested list; None for what is neither a number nor a tensor."""
     if isinstance(data, (list, tuple)):
         for entry in data:
-            yield from _kinds(entry)
+            yield from _dtypes(entry)
+    elif isinstance(data, Tensor):
+        yield data.dtype
     else:
-        yield kind_of(data)
+        kind, real = kind_of(data), torch.get_default_dtype()
+        own = {float: real, complex: torch.complex128 if real is torch.float64 else torch.complex64}
+        yield None if kind is None else own.get(kind, DTYPES[kind])
 
 
 def _tensors_in(data: Any) -> Any:

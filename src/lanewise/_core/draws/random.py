@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lanewise._core.level import on_plane
 from lanewise._core.operations import asked_once
 from lanewise._torch_compat import generator_identity
 from lanewise.errors import RandomnessError, at_user_line
@@ -77,13 +78,33 @@ def reseat_generators(level: Any) -> None:
         generator.set_state(state)
 
 
-# The state that each user's generator had when the first chunk came to it, and the order of the level that last did.
-_first_states: OrderedDict[int, tuple[torch.Tensor | None, int]] = OrderedDict()
+class _Seat:
+    """A user's generator in a chunk loop. It is kept alive: another one in its place would be taken for it.
+
+    Attributes:
+        first: Its state when the first chunk came to it, None where that did not.
+        left: Its state after the last chunk that drew from it.
+        order: That of the level that last did.
+    """
+
+    __slots__ = ("generator", "first", "left", "order")
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.first: torch.Tensor | None = None
+        self.left: torch.Tensor | None = None
+        self.order = -1
+
+
+_seats: OrderedDict[int, _Seat] = OrderedDict()
+_drawn_from: dict[int, _Seat] = {}
 _MOST_GENERATORS = 64
 
 
 def reseat(generator: torch.Generator, order: int, start: int) -> None:
     """Let every chunk start from the same state of a user's generator, as the chunk loop does for the default one.
+
+    One that the chunk has seeded itself stays as it is: it is not at the state at which the chunk before has left it.
 
     Args:
         generator: The generator.
@@ -91,15 +112,25 @@ def reseat(generator: torch.Generator, order: int, start: int) -> None:
         start: The chunk's first lane.
     """
     key = generator_identity(generator)
-    state, last = _first_states.pop(key, (None, -1))
-    if last != order:
-        if start == 0:
-            state = generator.get_state()
-        elif state is not None:
-            generator.set_state(state)
-    _first_states[key] = (state, order)
-    while len(_first_states) > _MOST_GENERATORS:
-        _first_states.popitem(last=False)
+    seat = _seats.pop(key, None) or _Seat(generator)
+    if seat.order != order:
+        with on_plane(None):
+            if start == 0:
+                seat.first = generator.get_state()
+            elif seat.first is not None and (seat.left is None or torch.equal(seat.left, generator.get_state())):
+                generator.set_state(seat.first)
+    seat.order = order
+    _seats[key] = _drawn_from[key] = seat
+    while len(_seats) > _MOST_GENERATORS:
+        _seats.popitem(last=False)
+
+
+def note_left() -> None:
+    """After a chunk: the states that it has left the generators at."""
+    with on_plane(None):
+        for seat in _drawn_from.values():
+            seat.left = seat.generator.get_state()
+    _drawn_from.clear()
 
 
 def unbatched_write(op: Any, name: str) -> RandomnessError:
@@ -114,12 +145,24 @@ def unbatched_write(op: Any, name: str) -> RandomnessError:
 
 
 def same_with_lanes(op: Any) -> RandomnessError:
-    """The error for the same draw in all lanes from parameters that differ from lane to lane."""
+    """The error for the same draw in all lanes by an operation that knows no lanes."""
     return RandomnessError(
         at_user_line(
-            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input: the "
-            "parameters differ from lane to lane, so one draw cannot be that of all lanes",
+            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input: it runs "
+            "once per lane, and each time draws other numbers",
+            'vmap(f, randomness="different")',
+        )
+    )
+
+
+def no_state_for_lanes(op: Any) -> RandomnessError:
+    """The error for draws that take more numbers in some lanes than in others, in a backward or forward formula."""
+    return RandomnessError(
+        at_user_line(
+            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input in a "
+            "formula for derivatives: it draws more numbers in some lanes than in others, and the lanes cannot go on "
+            "from states of their own there",
             'vmap(f, randomness="different")\n'
-            "torch.rand(p.shape) < p          # in place of bernoulli, the same uniform numbers in all lanes",
+            "noise = torch.poisson(rate)  # in the function itself, and used in the formula",
         )
     )

@@ -17,7 +17,7 @@ from lanewise._core.parting.lanes import Lanes, machine
 from lanewise._torch_compat import current_graph_task_id, generator_identity
 
 
-class _State:
+class State:
     """Those of the default generators, or of one of the user's."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
@@ -31,9 +31,21 @@ class _State:
         else:
             self.generator.set_state(self.saved)
 
-    def equals(self, other: "_State") -> bool:
+    def equals(self, other: "State") -> bool:
         with on_plane(None):
             return self.saved.equals(other.saved) if self.generator is None else torch.equal(self.saved, other.saved)
+
+    @staticmethod
+    def alike(states: list["State"]) -> list[int]:
+        """For each of them the place of the first that is equal to it."""
+        firsts: list[int] = []
+        each = []
+        for place, state in enumerate(states):
+            first = next((first for first in firsts if states[first].equals(state)), place)
+            if first == place:
+                firsts.append(place)
+            each.append(first)
+        return each
 
 
 class _History:
@@ -49,7 +61,7 @@ class _History:
         self.generator = generator
         self.now = self.count = 0
         self.numbers: Tensor | None = None
-        self.states: dict[int, _State] = {}
+        self.states: dict[int, State] = {}
 
     def copy(self) -> "_History":
         twin = _History(self.generator)
@@ -95,10 +107,34 @@ class _History:
         self.count += 1
         self.now = self.count
 
+    def begin_apart(self, level: LaneLevel) -> list[State]:
+        """The states that the lanes which run are at, before they draw one after the other and go on to a new one."""
+        self.leave()
+        states = [self.states[number] for number in self.of(level.lanes, level.root).tolist()]
+        self.move(level, level.lanes)
+        return states
+
+    def part(self, level: LaneLevel, which: list[int], states: list[State]) -> None:
+        """After a draw: each lane that runs goes on from a state of its own, `states[which[lane]]`.
+
+        That of the first is the generator's present one.
+        """
+        known = {0: self.now}
+        for first in dict.fromkeys(which):
+            if first:
+                self._advance()
+                known[first] = self.now
+                self.states[self.now] = states[first]
+        with on_plane(None):
+            numbers = self.of(level.root, level.root)
+            own = torch.tensor([known[first] for first in which])
+            self.numbers = numbers.index_copy(0, level.lanes.positions(level.root).cpu(), own)
+        self.now = known[0]
+
     def leave(self) -> None:
         """Keep the present state, to which lanes may come back."""
         if self.now not in self.states:
-            self.states[self.now] = _State(self.generator)
+            self.states[self.now] = State(self.generator)
 
     def _alike(self, numbers: Tensor, found: list[int]) -> Tensor:
         """The numbers, one for all equal states."""
@@ -176,6 +212,11 @@ class SameDraws:
             # 0: what a generator begins with.
             rows = [own.get(key, torch.zeros((), dtype=torch.int64)) for own in each]
             history.merge(root, pieces, rows)
+
+
+def history_of(level: Any, generator: torch.Generator | None) -> _History | None:
+    """What the lanes of a level have drawn from a generator, None where they may not part here."""
+    return next((history for other, history in histories(generator) if other is level), None)
 
 
 def histories(generator: torch.Generator | None) -> list[tuple[LaneLevel, _History]]:

@@ -307,6 +307,7 @@ class LaneCall(Call):
             return self._forward(self.level, args)
         # Primals and tangents were taken apart around it: it does not lie on the plane that the values are of.
         with self.lanes() as level:
+            level.stands_for = self.level
             return self._forward(level, args)
 
     def _forward(self, level: BatchLevel, args: tuple) -> tuple:

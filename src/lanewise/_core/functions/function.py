@@ -34,7 +34,7 @@ from lanewise._core.linear import LinearLevel
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.parting.joins import restricted
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.plane import Plane, detached, escaped, lift, recorded, sync, tracked
+from lanewise._core.plane import Plane, detached, escaped, lift, own_node, recorded, sync, tracked
 from lanewise._core.recording.hooks import Handles, on_lanes_of_node
 from lanewise._core.user_rules import VmapInfo, wrap_by_out_dims
 from lanewise._torch_compat import (
@@ -293,7 +293,7 @@ class Node(Function):
         ctx.save_for_backward(*[None if slot.kept else tensor for slot, tensor in zip(call.slots, kept, strict=True)])
         ctx.pushes = kept if forward_level() >= 0 else None
         values = [out.value for out in outs if isinstance(out, BatchTensor)]
-        ctx.below = next((value.grad_fn for value in values if value.grad_fn is not None), None)
+        ctx.below = next((node for value in values if (node := own_node(value)) is not None), None)
         return outs
 
     @staticmethod

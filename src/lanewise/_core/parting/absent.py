@@ -21,7 +21,7 @@ from lanewise._core.functions.formulas import pulled
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import Lanes, true_places
 from lanewise._core.parting.steep import steep
-from lanewise._core.plane import detached, recorded, replace_tensors
+from lanewise._core.plane import detached, own_node, recorded, replace_tensors
 from lanewise._torch_compat import (
     AccumulateGrad,
     apply_plainly,
@@ -59,7 +59,9 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
         return out
     several = type(out) in (tuple, list)
     places = [
-        k for k, each in enumerate(out if several else (out,)) if isinstance(each, Tensor) and each.grad_fn is not None
+        k
+        for k, each in enumerate(out if several else (out,))
+        if isinstance(each, Tensor) and own_node(each) is not None
     ]
     outs = [out[k] for k in places] if several else [out][: len(places)]
     with on_plane(None):
@@ -192,20 +194,20 @@ def note(level: Any, value: Any, kind: str, *parts: Any) -> None:
             of what it is a view of, "written in part".)
         pairs: Lanes around, pairs of them with those of a `vmap` inside, of which the operand is.
     """
-    if level.has_absent and recorded(value) and value.grad_fn is not None:
-        node = value.grad_fn
+    if level.has_absent and recorded(value) and own_node(value) is not None:
+        node = own_node(value)
         if kind == "written" and value._is_view():
-            kind, node = "written in part", value._base.grad_fn
+            kind, node = "written in part", own_node(value._base)
         if type(node).__name__ == _NODES.get(kind, type(node).__name__):
             node.metadata[_KEY] = (kind, *parts)
 
 
 def note_together(level: Any, value: Any, lanes: Lanes, pieces: list[Lanes], order: Tensor) -> None:
     """Say so of rows `[n, *S]` that were put one after the other, and then in order."""
-    if level.has_absent and recorded(value) and value.grad_fn is not None:
+    if level.has_absent and recorded(value) and own_node(value) is not None:
         whole = Lanes(None, None, sum(piece.size for piece in pieces))
         note(level, value, "rows", lanes, whole, order)
-        value.grad_fn.next_functions[0][0].metadata[_KEY] = ("pieces", whole, pieces)
+        own_node(value).next_functions[0][0].metadata[_KEY] = ("pieces", whole, pieces)
 
 
 def _passed(noted: tuple | None, present: Present, count: int) -> list[Present]:
@@ -248,7 +250,7 @@ def left(level: Any, value: Tensor) -> Tensor:
         return value
     # A node of its own, which holds those below it and which none of them holds.
     value = level.below(_alias, value)
-    node: Any = value.grad_fn
+    node: Any = own_node(value)
     following = [node for node, _ in node.next_functions]
     begun = level.begun
     node.register_prehook(lambda cotangents: _follow(following, begun))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane
+from lanewise._core.plane import Plane, own_node
 from lanewise._torch_compat import AccumulateGrad, node_number
 
 
@@ -175,7 +175,7 @@ def steep(out: Tensor, begun: int) -> bool:
         return True
     # Whether `out` is finite, once that is known; for each node, whether it would show there that its result is not.
     finite: bool | None = None
-    stack: list[tuple[Any, bool]] = [(out.grad_fn, True)]
+    stack: list[tuple[Any, bool]] = [(own_node(out), True)]
     while stack:
         node, shown = stack.pop()
         name = type(node).__name__

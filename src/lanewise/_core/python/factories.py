@@ -75,7 +75,7 @@ def join_lists_in(name: str) -> None:
             return plain(data, *args, **kwargs)
         if not isinstance(data, (list, tuple)):
             return plain(data if name == "tensor" else tensor_behind(data), *args, **kwargs)
-        leaves = list(_leaves(data))
+        leaves = list(leaves_of(data))
         if not any(isinstance(leaf, Plane) for leaf in leaves):
             return plain(data, *args, **kwargs)
         dtype = args[0] if args else kwargs.get("dtype")
@@ -85,23 +85,25 @@ def join_lists_in(name: str) -> None:
                 kind = leaf.dtype if isinstance(leaf, Tensor) else plain(leaf).dtype
                 dtype = kind if dtype is None else torch.promote_types(dtype, kind)
         home = next(leaf.device for leaf in leaves if isinstance(leaf, Plane)) if device is None else device
-        out = _joined(data, dtype, home)
+        out = joined(data, dtype, home)
         return out.requires_grad_() if kwargs.get("requires_grad") else out
 
     route_name(name, made)
 
 
-def _leaves(data: Any) -> Any:
+def leaves_of(data: Any) -> Any:
+    """The entries of a nested list."""
     for entry in data:
         if isinstance(entry, (list, tuple)):
-            yield from _leaves(entry)
+            yield from leaves_of(entry)
         else:
             yield entry
 
 
-def _joined(data: Any, dtype: Any, device: Any) -> Tensor:
+def joined(data: Any, dtype: Any, device: Any) -> Tensor:
+    """A nested list of numbers and of tensors with one element as a tensor without history."""
     if isinstance(data, (list, tuple)):
-        return torch.stack([_joined(entry, dtype, device) for entry in data])
+        return torch.stack([joined(entry, dtype, device) for entry in data])
     if isinstance(data, Tensor):
         if data.numel() != 1:
             raise ValueError("only one element tensors can be converted to Python scalars")

@@ -20,7 +20,7 @@ from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.parting.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.plane import Plane, detached, escaped, recorded, sync, tracked
+from lanewise._core.plane import Plane, detached, escaped, own_node, recorded, sync, tracked
 from lanewise._core.python.arrays import hand_out
 from lanewise._core.python.plain_data import set_data
 from lanewise._core.python.subscripts import get_item, set_item
@@ -312,8 +312,8 @@ class Surface:
             set_grad_enabled(grad_mode)
         if not self.level.alive:
             parts.append("ended=True")
-        if self.grad_fn is not None:  # type: ignore[attr-defined]
-            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")  # type: ignore[attr-defined]
+        if (node := own_node(self)) is not None:  # type: ignore[arg-type]
+            parts.append(f"grad_fn=<{type(node).__name__}>")
         elif recorded(self):  # type: ignore[arg-type]
             parts.append("requires_grad=True")
         return f"{type(self).__name__}({', '.join(parts)})"

@@ -14,13 +14,14 @@ from torch.utils.hooks import BackwardHook
 
 from lanewise._core.again.journal import memory
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.dual import DualTensor
 from lanewise._core.forms import give, take
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.parting.joins import restricted
 from lanewise._core.parting.lane_level import LaneLevel, home_of
 from lanewise._core.parting.lanes import Lanes, child
 from lanewise._core.parting.rows import gather_rows
-from lanewise._core.plane import Plane, detached, recorded
+from lanewise._core.plane import Plane, detached, recorded, replace_tensors
 
 
 class HookLevel(LaneLevel):
@@ -41,6 +42,24 @@ class HookLevel(LaneLevel):
             # What the other plane recorded of it plays no part in a pass below that plane.
             tensor = detached(tensor)
         return super().here(tensor, lanes)
+
+    def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
+        primal = self._primal(value)
+        if primal is not value and isinstance(primal, BatchTensor) and self.covers(primal.level):
+            return self.here(primal)
+        return super().adopt(primal, origin)
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        if any(self._primal(operand) is not operand for operand in operands):
+            args, kwargs = replace_tensors(self._primal, args, kwargs)
+            operands = [self._primal(operand) for operand in operands]
+        return super().interpret(func, args, kwargs, operands)
+
+    def _primal(self, tensor: Any) -> Any:
+        """Of what a `jvp` inside the other level gave a tangent, which plays no part in a pass below it."""
+        while type(tensor) is DualTensor and tensor.level.order > self.outer.order:  # type: ignore[union-attr]
+            tensor = tensor.value
+        return tensor
 
 
 class Handles:

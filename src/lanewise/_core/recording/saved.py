@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import on_plane, pin_grad_mode
-from lanewise._core.plane import Plane, at_home
+from lanewise._core.level import live_levels, on_plane, pin_grad_mode
+from lanewise._core.plane import Plane, argument, at_home, tensors_of, written_arguments
 from lanewise._core.recording.standpoint import Standpoint
+from lanewise._torch_classes import CloneBeforeMutation, MutationHandle, SwapWithCloned, mutation_context
 from lanewise._torch_compat import (
     ADINPLACE_OR_VIEW_KEY,
     current_graph_task_id,
@@ -107,10 +108,50 @@ def _reseated(tensor: Any, seats: tuple) -> Any:
     return out
 
 
+def _kept_as_copies(pack: Any, unpack: Any) -> tuple[Any, Any]:
+    """The hooks of `allow_mutation_on_saved_tensors`, which copy what is saved once its memory is written to.
+
+    Nobody sees that of values on planes: they are copied at once.
+    """
+    context = mutation_context(pack)
+
+    def pack_copy(tensor: Tensor) -> Any:
+        if not isinstance(tensor, Plane) and not live_levels():
+            return pack(tensor)
+        handle = MutationHandle()
+        context.cloned[handle] = tensor.clone()
+        return handle
+
+    return pack_copy, unpack
+
+
+def _clone_before_write(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    """The mode of `allow_mutation_on_saved_tensors`: before a write to memory of which something is saved."""
+    written = [argument(args, kwargs or {}, place, name) for place, name in written_arguments(func)]
+    planes = [tensor for tensor in tensors_of(tuple(written), {}) if isinstance(tensor, Plane)]
+    if not planes:
+        return _clone_before_write_of_torch(self, func, types, args, kwargs)
+    context = self.ctx
+    for tensor in planes:
+        plain: Any = tensor
+        while isinstance(plain, Plane):
+            plain = plain.value
+        for saved in context.sid_to_tid.get((plain.data_ptr(), plain._version), ()):
+            handle = context.tid_to_weakhandle.get(saved)
+            if handle is not None and handle in context.original:
+                with on_plane(None):
+                    context.cloned[handle] = context.original.pop(handle).clone()
+    return func(*args, **(kwargs or {}))
+
+
+_clone_before_write_of_torch = CloneBeforeMutation.__torch_dispatch__
+CloneBeforeMutation.__torch_dispatch__ = _clone_before_write
 _saved_tensors_hooks_init = torch.autograd.graph.saved_tensors_hooks.__init__
 
 
 def _init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+    if type(self) is SwapWithCloned:
+        pack_hook, unpack_hook = _kept_as_copies(pack_hook, unpack_hook)
     _saved_tensors_hooks_init(self, *_hooks_on_plane(pack_hook, unpack_hook))
 
 

@@ -17,8 +17,9 @@ from lanewise._core.dual import DualTensor
 from lanewise._core.parting.joins import can_settle
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Disagreement, Restart
-from lanewise._core.plane import Plane, lift, recorded, tracked
+from lanewise._core.plane import Plane, lift, own_node, recorded, tracked
 from lanewise._core.recording.hooks import Handles, of_running, on_lanes
+from lanewise._torch_classes import awaited_nodes
 from lanewise._torch_compat import next_node_number, node_number
 
 # Code of functions that set hooks on tensors which they have used.
@@ -42,19 +43,57 @@ def set_hook(tensor: Any, hook: Callable[[Tensor], Any]) -> Handles:
     """Call `hook` with each gradient of a tensor of a plane, on whichever plane it is computed."""
     handles = []
     below = tracked(tensor.value)
-    if below and isinstance(tensor, BatchTensor):
-        if _used(tensor):
-            _begin_again(tensor.level)
-        lift(tensor)  # a gradient for each lane, not their sum
+    if below:
+        _give_own_value(tensor)
     on_this = of_running(tensor, hook)
     if recorded(tensor) or not below:
         handles.append(Tensor.register_hook(tensor, on_this))
     if below:
-        if not _is_own(tensor):
-            tensor.value = own_value(tensor.level, tensor.value)
-        hook = on_lanes(tensor, hook) if isinstance(tensor, BatchTensor) else hook
-        handles.append(tensor.value.register_hook(hook))
+        handles.append(_hook_value(tensor, hook))
+        awaited = awaited_nodes(hook)
+        if awaited is not None:
+            awaited.extend([node for node in _nodes_below(tensor) if node not in awaited])
     return Handles(handles)
+
+
+def set_hook_below(tensor: Any, hook: Callable[[Tensor], Any]) -> Handles:
+    """Call `hook` with each gradient of a tensor of a plane that a pass below that plane computes."""
+    _give_own_value(tensor)
+    return _hook_value(tensor, hook)
+
+
+def _give_own_value(tensor: Any) -> None:
+    if isinstance(tensor, BatchTensor):
+        if _used(tensor):
+            _begin_again(tensor.level)
+        lift(tensor)  # a gradient for each lane, not their sum
+    if not _is_own(tensor):
+        tensor.value = own_value(tensor.level, tensor.value)
+
+
+def _hook_value(tensor: Any, hook: Callable[[Tensor], Any]) -> Any:
+    on_value = on_lanes(tensor, hook) if isinstance(tensor, BatchTensor) else _on_primal(tensor.level, hook)
+    return tensor.value.register_hook(on_value)
+
+
+def _on_primal(level: Any, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """A hook for the value below: what it computes with tensors of the level has no tangent there."""
+
+    def below(gradient: Tensor) -> Any:
+        changed = hook(gradient)
+        return changed.value if level.owns(changed) else changed
+
+    return below
+
+
+def _nodes_below(tensor: Any) -> list:
+    """The nodes that a tensor's value has on each plane below. A pass goes through that of one plane."""
+    nodes = []
+    while isinstance(tensor, Plane):
+        tensor = tensor.value
+        if recorded(tensor):
+            nodes.append(own_node(tensor))
+    return nodes
 
 
 def own_value(level: Any, value: Tensor) -> Tensor:
@@ -102,4 +141,4 @@ def _node(value: Tensor) -> Any:
     """The node that a value has on the highest plane that records it."""
     while isinstance(value, Plane) and not recorded(value):
         value = value.value
-    return value.grad_fn
+    return own_node(value)

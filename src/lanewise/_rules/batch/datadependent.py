@@ -45,7 +45,9 @@ def local_scalar_dense(level, x):
 
 
 def agreed(level: BatchLevel, verdicts: Tensor, name: str) -> bool:
-    """verdicts [B] -> the one verdict of all lanes, or an error."""
+    """verdicts [B] -> the one verdict of all lanes, or an error; either where there are no lanes."""
+    if not level.size:
+        return answer(level)
     if torch.equal(verdicts, torch.ones_like(verdicts)):
         return True
     if torch.equal(verdicts, torch.zeros_like(verdicts)):

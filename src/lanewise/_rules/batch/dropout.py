@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import captured_write
+from lanewise._core.level import on_plane
 from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import leading
-from lanewise._rules.batch.random import blank, random_rule
+from lanewise._rules.batch.random import blank, plain_numbers, random_rule
+from lanewise._rules.batch.same_state import from_one_state
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
@@ -90,10 +92,25 @@ def _slopes(level, x, lower, upper, generator):
         draws = blank(level, x, (level.total,)).uniform_(lower, upper, generator=generator)
         return torch.where(negative, draws.narrow(0, level.start, level.size), 1)
     # torch draws doubles, and only where x is negative: the k-th negative element gets the k-th number.
-    draws = blank(level, x.flatten()).double().uniform_(lower, upper, generator=generator).to(x.dtype)
+    count = _same_count(negative, x.dim())
+    if count is None:
+        op = aten.rrelu_with_noise_functional.default
+        given = level.alias(x), torch.ones(x.shape, dtype=x.dtype, device=x.device), lower, upper, True
+        return from_one_state(level, op, given, {"generator": generator})[1]
+    if not count:
+        return torch.ones_like(below)
+    draws = torch.zeros(count, dtype=torch.float64, device=x.device).uniform_(lower, upper, generator=generator)
     flat = negative.reshape(*below.shape[: below.dim() - x.dim()], x.numel())
     order = (flat.cumsum(-1) - 1).clamp_min(0)
-    return torch.where(negative, draws[order].view(below.shape) if x.numel() else draws.view(below.shape), 1)
+    return torch.where(negative, draws.to(x.dtype)[order].view(below.shape), 1)
+
+
+def _same_count(negative: Tensor, rank: int) -> int | None:
+    """How many elements [*lanes, *S] are True in each lane; None where that differs."""
+    with on_plane(None):
+        each = plain_numbers(negative).flatten(-rank).sum(-1) if rank else plain_numbers(negative).long()
+        first = int(each.flatten()[0]) if each.numel() else 0
+        return first if bool((each == first).all()) else None
 
 
 @random_rule(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default, aten.rrelu_with_noise_functional.default)

@@ -12,14 +12,15 @@ from torch.autograd.function import Function, once_differentiable
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor, captured_write
 from lanewise._core.draws.chunk_draws import keep_apart
-from lanewise._core.draws.random import check_random, note_generator, reseat, same_with_lanes, unbatched_write
+from lanewise._core.draws.random import check_random, note_generator, reseat, unbatched_write
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors
-from lanewise._core.python.factories import adopt_results_of
+from lanewise._core.python.factories import adopt_results_of, route
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import aligner, bind, leading, pointwise
 from lanewise._rules.batch.operands import common_shape
-from lanewise._rules.batch.rejection import Rounds, binomial, dirichlet, gamma, poisson
+from lanewise._rules.batch.rejection import METHODS, drawn
+from lanewise._rules.batch.same_state import from_one_state
 from lanewise._rules.batch.tracking import is_tracked
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
@@ -167,6 +168,14 @@ def like(level, op, x, *args, memory_format=None, **options):
     return own(level, op(blank(level, x, (level.total,)), *args, **options))
 
 
+def _below_tensor(x: Tensor, high: Tensor, **options: Any) -> Tensor:
+    return torch.randint_like(x, int(high), **options)
+
+
+route(aten.randint_like.Tensor, _below_tensor)
+route(aten.randint_like.Tensor_generator, _below_tensor)
+
+
 @random_rule(
     aten.bernoulli_.float,
     aten.cauchy_.default,
@@ -211,12 +220,12 @@ def tied(level: BatchLevel, out: Tensor, *parameters: Any) -> Tensor:
 def _check_numbers(level: BatchLevel, x: Any, text: str, holds: Any) -> None:
     """Raise unless it holds for a parameter, as kernels of the CPU do."""
     with on_plane(None):
-        numbers = _plain(level.physical(x)) if isinstance(x, Tensor) else torch.tensor(x)
+        numbers = plain_numbers(level.physical(x)) if isinstance(x, Tensor) else torch.tensor(x)
         if numbers.is_cpu and not holds(numbers).all():
             raise TransformError(at_user_line(f"vmap: {text}"))
 
 
-def _plain(x: Any) -> Tensor:
+def plain_numbers(x: Any) -> Tensor:
     """The numbers of all lanes that run, in any order."""
     while isinstance(x, Plane):
         x = x.level.here(x).value if isinstance(x, BatchTensor) else x.value
@@ -265,11 +274,16 @@ def bernoulli(level, op, p, *, generator=None):
         if level.randomness == "same":
             return level.adopt(op(level.physical(p), generator=generator))
         return own(level, op(for_all(level, p), generator=generator))
-    if level.randomness == "same":
-        raise same_with_lanes(op)
+    if level.randomness == "same" and not _compares(p):
+        return level.wrap(from_one_state(level, op, (p,), {"generator": generator}))
     _check_odds(level, p)
     out = (standard(level, torch.rand, p.shape, p, generator) < p.value).to(p.dtype)
     return level.wrap(tied(level, out, p))
+
+
+def _compares(p: Tensor) -> bool:
+    """Whether torch's kernel compares the numbers that `torch.rand` draws with the probabilities."""
+    return p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64)
 
 
 @random_rule(aten.bernoulli.Tensor, aten.bernoulli_.Tensor)
@@ -282,14 +296,19 @@ def bernoulli_by_tensor(level, op, x, p, *, generator=None):
         if level.randomness == "same":
             return op(x, level.physical(p), generator=generator)
         raise unbatched_write(op, "self")
-    if level.mapped(p) and level.randomness == "same":
-        raise same_with_lanes(op)
-    _check_odds(level, p)
-    numbers = standard(level, torch.rand, x.shape, p, generator)
     odds = level.physical(p)
     if level.mapped(p):
         odds = odds.reshape(level.size, *[1] * (x.dim() - p.dim()), *p.shape)
-    out = (numbers < odds).to(x.dtype)
+    if level.randomness == "different":
+        _check_odds(level, p)
+        out = (standard(level, torch.rand, x.shape, p, generator) < odds).to(x.dtype)
+    elif not level.mapped(p):
+        out = aten.bernoulli.Tensor(blank(level, x), odds, generator=generator)
+    elif _compares(p):
+        _check_odds(level, p)
+        out = (blank(level, x).to(p.dtype).uniform_(generator=generator) < odds).to(x.dtype)
+    else:
+        out = from_one_state(level, aten.bernoulli.Tensor, (blank(level, x), p), {"generator": generator})
     if writes:
         x.value.copy_(out)
         return x
@@ -307,7 +326,7 @@ def sampled(level, op, *args, generator=None):
             return level.adopt(op(*[level.physical(arg) for arg in args], generator))
         return own(level, op(*[for_all(level, arg) for arg in args], generator))
     if level.randomness == "same":
-        raise same_with_lanes(op)
+        return level.wrap(from_one_state(level, op, tuple(args), {"generator": generator}))
     args = [arg if level.mapped(arg) else level.physical(arg) for arg in args]
     align, shape = aligner(level, args, promote=False), common_shape(*args)
     values = [align(arg).expand(level.size, *shape) for arg in args]
@@ -316,38 +335,57 @@ def sampled(level, op, *args, generator=None):
             at_user_line(f"{op}: parameters are floating-point numbers, got {args[0].dtype}", "x.float()")
         )
     seed = torch.randint(2**62, (), generator=generator)
-    if not level.size or any(isinstance(value, Plane) for value in (seed, *values)):
+    if not level.size:
         return level.wrap(op(*values, generator))
     if op is aten.poisson.default:
         _check_numbers(level, args[0], "poisson: expected rates >= 0", lambda x: x >= 0)
-    rounds = Rounds(int(seed), (level.start, level.size, level.total), shape.numel(), values[0].device)
-    with torch.no_grad():
-        out = _METHODS[op](rounds, *values).to(values[0].dtype)
-    if op is aten._standard_gamma.default and is_tracked(values[0]):
-        return level.wrap(_OfShape.apply(values[0], out))
-    return level.wrap(tied(level, out, *args))
-
-
-_METHODS = {
-    aten._sample_dirichlet.default: dirichlet,
-    aten._standard_gamma.default: gamma,
-    aten.binomial.default: binomial,
-    aten.poisson.default: poisson,
-}
+    numbers = drawn(METHODS[op], (level.start, level.size, level.total), seed, *values).to(values[0].dtype)
+    if op is aten.poisson.default:
+        return level.wrap(tied(level, numbers, *args))
+    if not any(map(is_tracked, values)):
+        return level.wrap(numbers)
+    return level.wrap((_OfShape if op is aten._standard_gamma.default else _Underivable).apply(op, numbers, *values))
 
 
 class _OfShape(Function):
     """Gamma numbers with the derivative in their shape that torch gives them, once."""
 
     @staticmethod
-    def forward(ctx: Any, shape: Tensor, numbers: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, op: OpOverload, numbers: Tensor, shape: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(shape, numbers)
+        ctx.save_for_forward(shape, numbers)
         return numbers.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
-        return cotangent * aten._standard_gamma_grad(*ctx.saved_tensors), None
+        return None, None, cotangent * aten._standard_gamma_grad(*ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, _op: Any, _numbers: Any, tangent: Tensor) -> Tensor:  # type: ignore[override]
+        return tangent * aten._standard_gamma_grad(*ctx.saved_tensors)
+
+
+class _Underivable(Function):
+    """Numbers that torch gives no derivative in their parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, op: OpOverload, numbers: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.op = op
+        return numbers.clone()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple:  # type: ignore[override]
+        raise _no_derivative(ctx.op)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
+        raise _no_derivative(ctx.op)
+
+
+def _no_derivative(op: OpOverload) -> TransformError:
+    name = op._schema.name
+    return TransformError(at_user_line(f"derivative for {name} is not implemented", "x.detach()  # what it draws from"))
 
 
 pointwise(aten._standard_gamma_grad.default)
@@ -357,21 +395,24 @@ leading(aten._dirichlet_grad.default)
 @random_rule(aten.multinomial.default)
 def multinomial(level, op, p, num_samples, replacement=False, *, generator=None):
     """p [B, n] or [B, m, n], not normalised -> [B, (m,) num_samples]"""
-    if level.mapped(p):
-        if level.randomness == "same":
-            raise same_with_lanes(op)
-    elif level.randomness == "same":
+    same = level.randomness == "same"
+    if same and not level.mapped(p):
         return level.adopt(op(level.physical(p), num_samples, replacement, generator=generator))
+    if same and replacement and num_samples > 1:
+        return level.wrap(from_one_state(level, op, (p, num_samples, replacement), {"generator": generator}))
     odds = level.expanded(p).detach()
     choices = _check_distribution(p, odds, num_samples, replacement)
-    if replacement:
+    if replacement and not same:
         steps = odds.cumsum(-1)
         numbers = standard(level, torch.rand, (*p.shape[:-1], num_samples), odds, generator)
         places = torch.searchsorted(steps / steps[..., -1:], numbers.contiguous(), right=True)
         return level.wrap(places.clamp_max(choices - 1))
     # The order of p / q, with q exponential, is that of draws without replacement.
-    waits = blank(level, p, (level.total,)).exponential_(generator=generator)
-    return level.wrap((odds / waits.narrow(0, level.start, level.size)).topk(num_samples, -1).indices)
+    lead = () if same else (level.total,)
+    waits = blank(level, p, lead).exponential_(generator=generator)
+    ratios = odds / (waits if same else waits.narrow(0, level.start, level.size))
+    # As torch does, of equal ones the first.
+    return level.wrap(ratios.argmax(-1, True) if num_samples == 1 else ratios.topk(num_samples, -1).indices)
 
 
 def _check_distribution(p: Tensor, odds: Tensor, num_samples: int, replacement: bool) -> int:
@@ -384,7 +425,7 @@ def _check_distribution(p: Tensor, odds: Tensor, num_samples: int, replacement: 
         why = "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
     elif odds.device.type == "cpu" and odds.numel():
         with on_plane(None):
-            numbers = _plain(odds)
+            numbers = plain_numbers(odds)
             if not ((numbers >= 0) & numbers.isfinite()).all():
                 why = "probability tensor contains either `inf`, `nan` or element < 0"
             elif not (numbers.sum(-1) > 0).all():

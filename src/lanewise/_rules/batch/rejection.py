@@ -10,23 +10,67 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lanewise._core.batch import BatchLevel
+from lanewise._core.functions.calls import highest_level
+from lanewise._core.level import on_plane
+from lanewise._core.plane import Plane
+from lanewise._rules.batch.tracking import constant
+from lanewise._torch_compat import OpOverload
+
+aten = torch.ops.aten
+
 _MOST_ROUNDS = 1000  # one in two is accepted in the worst case
 
 
 class Rounds:
-    """Two numbers for each element in each round, for `size` lanes from `start` on out of `total`, `count` in each."""
+    """Two numbers for each element in each round, for `size` lanes from `start` on out of `total`, `count` in each.
 
-    def __init__(self, seed: int, place: tuple[int, int, int], count: int, device: torch.device) -> None:
-        self.generator = torch.Generator(device).manual_seed(seed)
+    As often as there are seeds: one for each lane of the planes below.
+    """
+
+    def __init__(self, seeds: list[int], place: tuple[int, int, int], count: int, device: torch.device) -> None:
+        self.seeds = seeds
+        self.generators = {seed: torch.Generator(device).manual_seed(seed) for seed in seeds}
         self.start, self.size, self.total = place
         self.count = count
         self.device = device
 
     def draw(self) -> Tensor:
-        """Between 0 and 1, 0 left out, float64 `[2, size * count]`"""
+        """Between 0 and 1, 0 left out, float64 `[2, seeds * size * count]`"""
+        by_seed = {seed: self._of(generator) for seed, generator in self.generators.items()}
+        numbers = (
+            torch.stack([by_seed[seed] for seed in self.seeds], 1) if len(self.seeds) != 1 else by_seed.popitem()[1]
+        )
+        return numbers.reshape(2, len(self.seeds) * self.size * self.count)
+
+    def _of(self, generator: torch.Generator) -> Tensor:
         shape = (2, self.total, self.count)
-        numbers = torch.rand(shape, generator=self.generator, dtype=torch.float64, device=self.device)
-        return (1 - numbers.narrow(1, self.start, self.size)).reshape(2, self.size * self.count)
+        numbers = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.device)
+        return 1 - numbers.narrow(1, self.start, self.size)
+
+
+Method = Callable[..., Tensor]
+
+
+def drawn(method: Method, place: tuple[int, int, int], seed: Tensor, *parameters: Tensor) -> Tensor:
+    """The numbers of a method, without history, on the highest plane of the seed and the parameters `[B, *S]`."""
+    level = highest_level((seed, *parameters))
+    if level is None:
+        return _drawn_plainly(method, place, seed, *parameters)
+    if not isinstance(level, BatchLevel):
+        given = [x.value if isinstance(x, Plane) and x.level is level else x for x in (seed, *parameters)]
+        return level.adopt(level.below(drawn, method, place, *given))
+    given = [level.expanded(level.here(x)) for x in (seed, *parameters)]
+    return level.wrap(level.below(drawn, method, place, *given))
+
+
+def _drawn_plainly(method: Method, place: tuple[int, int, int], seeds: Tensor, *parameters: Tensor) -> Tensor:
+    """seeds [*L], parameters [*L, B, *S] -> float64 [*L, B, *S]"""
+    with on_plane(None), torch.no_grad():
+        values = [constant(x) for x in parameters]
+        rows = math.prod(values[0].shape[: seeds.dim() + 1])
+        count = values[0].numel() // rows if rows else 0
+        return method(Rounds(seeds.reshape(-1).tolist(), place, count, values[0].device), *values)
 
 
 def repeat_until_done(
@@ -158,3 +202,11 @@ def by_inversion(
         which, left, chance, k = which[~done], (left - chance)[~done], chance[~done], k[~done] + 1
         chance = chance * ratio(k, which)
     return out
+
+
+METHODS: dict[OpOverload, Method] = {
+    aten._sample_dirichlet.default: dirichlet,
+    aten._standard_gamma.default: gamma,
+    aten.binomial.default: binomial,
+    aten.poisson.default: poisson,
+}

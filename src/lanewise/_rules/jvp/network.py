@@ -213,6 +213,12 @@ def rrelu(level: DualLevel, x, noise, *args, **kwargs):
     return level.pair(*level.below(run))
 
 
+@decomposed(aten.rrelu_with_noise_.default)
+def rrelu_in_place(x, noise, *args, **kwargs):
+    """What it gives, written to x"""
+    return x.copy_(aten.rrelu_with_noise.default(x, noise, *args, **kwargs))
+
+
 @jvp_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(level, w, indices, offsets, scale=False, mode=0, sparse=False, factors=None, *rest):
     """Linear in the rows, and in their weights; for the maximum, t of the rows that give it"""
