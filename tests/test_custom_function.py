@@ -1006,3 +1006,43 @@ def test_an_attribute_named_as_that_of_leaves():
     assert not gradient.requires_grad
     inside = lanewise.vmap(lambda x: torch.autograd.grad(_KeepsVariable.apply(x.requires_grad_()), x)[0])(x.clone())
     assert torch.equal(inside, x)
+
+
+class _Triples(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, cotangent):  # type: ignore[override]
+        return cotangent * 3
+
+
+def _written_in_a_branch(x):
+    if x.sum() > 0:
+        _Triples.apply(x)
+    return x * 1
+
+
+def _written_beside_a_branch(x):
+    x = x * 2 if x.sum() > 0 else x * 4
+    view = x[0]
+    _Triples.apply(x)
+    return x * view
+
+
+@pytest.mark.parametrize("f", [_written_in_a_branch, _written_beside_a_branch])
+def test_writes_to_an_argument_where_lanes_part(f):
+    xs = torch.randn(6, 3, 2, dtype=torch.float64)
+    given, looped = xs.clone(), xs.clone()
+    assert torch.equal(lanewise.vmap(f)(given), torch.stack([f(x) for x in looped]))
+    assert torch.equal(given, looped)
+
+    def slope(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad((f(x * 1) ** 2).sum(), x)[0]
+
+    want = torch.stack([slope(x) for x in xs])
+    torch.testing.assert_close(lanewise.vmap(lanewise.grad(lambda x: (f(x * 1) ** 2).sum()))(xs), want)
+    torch.testing.assert_close(lanewise.grad(lambda xs: (lanewise.vmap(f)(xs * 1) ** 2).sum())(xs), want)

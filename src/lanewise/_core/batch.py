@@ -114,6 +114,10 @@ class BatchLevel(Level):
         picked: Copies that stand for views, by their memory (picked.py), None before there are any.
         shows: Whether a write was seen to what a copy in use stands for a view of.
         by_number: Whether lanes part by the numbers that they index with, so that there are no such copies.
+        copies: Copies that stand for views where lanes lie interleaved (interleaved.py), None before there are any.
+        pending: The memory of one of which it is not known yet whether it is to, and what it is a copy of.
+        in_front: Whether the lanes of all that is computed are in front in memory, or are to be in another run.
+        arguments: What the function was given, where the journal does not tell.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
         hooked: Whether each tensor has a value of its own, for hooks that are set after its use (tensor_hooks.py).
@@ -130,6 +134,10 @@ class BatchLevel(Level):
     picked: Any = None
     shows = False
     by_number = False
+    copies: Any = None
+    pending: Any = None
+    in_front = False
+    arguments: list | None = None
     hooked = False
     has_absent: bool | None = False
     answers: Any = None

@@ -129,7 +129,7 @@ def jacrev(
                         grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
                         return [g[None] for g in grads], [], LEAF
                     level = BatchLevel(length)
-                    level.restartable = True
+                    level.restartable, level.journal = True, []
                     try:
                         with level:
                             # The plane below records what the backward pass does if somebody outside differentiates it.

@@ -11,10 +11,14 @@ from lanewise._core.again.outside import Before
 from lanewise._core.batch import BatchLevel
 from lanewise._core.draws.random import reseat_generators
 from lanewise._core.level import current_level
+from lanewise._core.parting.interleaved import FrontHookedLevel, FrontLevel, lanes_in_front
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Disagreement, Restart, arrived
 from lanewise._core.parting.picked import by_number, lost
 from lanewise._core.recording.tensor_hooks import HookedLevel, sets_late_hooks
+
+# The levels of functions whose lanes part.
+_PARTING = (LaneLevel, HookedLevel, FrontLevel, FrontHookedLevel)
 
 # Code of the functions whose lanes were seen to part. They are run for that from the start.
 parted: set[Any] = set()
@@ -63,7 +67,7 @@ def _code_in(cell: Any) -> Any:
 
 def parts(code: Any) -> bool:
     """Whether lanes may part from the start: they did before, or those of the `vmap` around do now."""
-    return code in parted or type(current_level()) in (LaneLevel, HookedLevel)
+    return code in parted or type(current_level()) in _PARTING
 
 
 def remember(level: BatchLevel, code: Any) -> None:
@@ -72,6 +76,8 @@ def remember(level: BatchLevel, code: Any) -> None:
         sets_late_hooks.add(code)
     if level.shows:
         by_number.add(code)
+    if level.in_front:
+        lanes_in_front.add(code)
 
 
 def check_lost(level: BatchLevel, code: Any) -> None:

@@ -1,7 +1,7 @@
 """A function whose lanes part: run with all that agree, then run again for those that were left behind."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,12 @@ from lanewise._core.draws.random import Generators, reseat_generators
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.parting.absent import note
 from lanewise._core.parting.causes import Cause
+from lanewise._core.parting.interleaved import FrontHookedLevel, FrontLevel, lanes_in_front, layout_in_loop
 from lanewise._core.parting.joins import settle
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
 from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.parting.picked import by_number
+from lanewise._core.parting.rows import all_pairs
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.recording.leaf_gradients import shared_gradients
 from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
@@ -55,7 +57,7 @@ def run_apart(
     func = None if code in _as_written else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
     while True:
-        level = _level(place, randomness, flat, HookedLevel if code in sets_late_hooks else LaneLevel)
+        level = _level(place, randomness, flat, code)
         if code in by_number:
             level.by_number = True
         if jagged:
@@ -66,7 +68,9 @@ def run_apart(
         ]
         given = [lane.value for lane, dim in zip(lanes, dims) if dim is not None and not by_component(lane, dim)]
         versions = [None if each.is_inference() else each._version for each in given]
-        level.journal = Journal(given)
+        level.journal, level.arguments = Journal(given), given
+        if isinstance(level, FrontLevel):
+            level.leave_arguments()
         writes: list[tuple] = []
         try:
             with level:
@@ -210,13 +214,15 @@ def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
     settle(level, level.wrap(rows))
 
 
-def _level(place: tuple[int, int, int], randomness: str, flat: bool, kind: type[LaneLevel]) -> LaneLevel:
+def _level(place: tuple[int, int, int], randomness: str, flat: bool, code: Any) -> LaneLevel:
     """A level for the lanes of this call, or for all pairs of them and those of the `vmap` right around (`flat`).
 
     Not for pairs where the one draws for each lane and the other once for all.
     """
     start, length, total = place
     around = current_level()
+    hooks, front = code in sets_late_hooks, code in lanes_in_front
+    kind = (FrontHookedLevel if hooks else FrontLevel) if front else HookedLevel if hooks else LaneLevel
     if not flat or not isinstance(around, BatchLevel):
         return kind(length, randomness, total, start)
     if "error" in (randomness, around.randomness):
@@ -231,9 +237,13 @@ def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
     outer = level.outer
     if outer is None:
         return level.wrap(rows)
+    layout = layout_in_loop(rows) if outer.mapped(rows) else None
+    strides = (rows.stride() if layout is None else layout.strides)[1:]
     if isinstance(outer, LaneLevel):
         rows = outer.here(rows)
-    value = outer.below(_all_pairs, outer.physical(rows), outer.mapped(rows), lanes_of(outer).size)
+    value = outer.below(
+        _of_pairs, outer.physical(rows), outer.mapped(rows), lanes_of(outer).size, strides, level.in_front
+    )
     if outer.mapped(rows):
         note(level, value, "rows", level.root, lanes_of(outer), level.root.index)
     return level.wrap(value)
@@ -251,8 +261,8 @@ def _give_back(level: LaneLevel, leaves: list, dims: list, lanes: list, place: t
                 rows.copy_(level.lowered(lane)[0])
 
 
-def _all_pairs(value: Tensor, mapped: bool, outer: int) -> Tensor:
+def _of_pairs(value: Tensor, mapped: bool, outer: int, strides: Sequence[int], front: bool) -> Tensor:
     """`[outer, B, *S]`, or `[B, *S]` for all outer lanes -> `[outer * B, *S]`"""
     if not mapped:
         value = value.expand(outer, *value.shape)
-    return value.flatten(0, 1)
+    return all_pairs(value, strides, front)

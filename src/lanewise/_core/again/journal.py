@@ -21,7 +21,7 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
     journal = level.journal
-    if level.picked is not None:
+    if level.picked is not None or level.copies is not None:
         note_write(level, value)
     if home is not None:
         level.writes += 1
@@ -40,6 +40,8 @@ def note_write(level: Any, value: Tensor) -> None:
     Or such a copy may be in use that stands for a view of it. Where no assignment writes, which takes that anew, the
     `vmap` starts again.
     """
+    if level.copies is not None:
+        level.copies.check(level, memory(value))
     if not level.picked:
         return
     place = memory(value)

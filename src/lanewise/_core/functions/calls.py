@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from lanewise._core.again.holdings import ATOMS
+from lanewise._core.again.journal import Journal
 from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
@@ -23,8 +24,9 @@ from lanewise._core.functions.kept import ABSENT, PerLane, Slot, attributes_of_l
 from lanewise._core.functions.lane_values import at_lane, needing_gradients, stack_derivatives, stack_lanes
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.linear import LinearLevel
+from lanewise._core.parting.interleaved import FrontLevel, arguments_of, as_in_loop
 from lanewise._core.parting.lane_level import lanes_of
-from lanewise._core.parting.lanes import lanes_together
+from lanewise._core.parting.lanes import Disagreement, arrived, lanes_together, machine, raise_caught
 from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
@@ -238,6 +240,10 @@ class UserCall(Call):
         try:
             with lanes_together():
                 return formula(kept, given)
+        except Disagreement:
+            if held is not None:
+                held.put_back()
+            raise
         except RuntimeError as error:
             level = highest_level((*kept, *given))
             asks = isinstance(error, LaneValueError) or reads_memory(error)
@@ -256,6 +262,7 @@ class UserCall(Call):
         with level.lanes_of_all([*kept, *given]):
             if is_grad_enabled() and any(level.owns(value) and recorded(value) for value in (*kept, *given)):
                 return as_function(formula, kept, given)
+            kept, given = as_in_loop(level, kept), tuple(as_in_loop(level, given))
             rows = [
                 level.below(
                     self._or_per_lane,
@@ -334,15 +341,40 @@ class LaneCall(Call):
         return tuple([take(level, out, form) for out, form in zip(outs, forms, strict=True)])
 
     def backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
-        with self.lanes() as level:
-            inner_kept = [give(level, t, form) for t, form in zip(kept, self.forms, strict=True)]
-            inner_grads = [give(level, g, form) for g, form in zip(grads, self.outs, strict=True)]
-            result = self.inner.backward(inner_kept, needs, tuple(inner_grads))
+        def run(level: BatchLevel, kept: list, grads: list) -> tuple:
+            result = self.inner.backward(kept, needs, tuple(grads))
             fitted = [
                 reduce_to(g, shape) if isinstance(g, Tensor) and shape is not None else g
                 for g, shape in zip(result, self.shapes, strict=True)
             ]
             return tuple([self._gradient(level, g, form) for g, form in zip(fitted, self.args, strict=True)])
+
+        return self._on_lanes(run, kept, grads, self.outs)
+
+    def _on_lanes(self, run: Callable[..., tuple], kept: list, given: tuple, forms: list[str]) -> tuple:
+        """`run(level, kept, given)` on the level anew; again with lanes in front, where it needs that."""
+
+        def enter(level: BatchLevel) -> list[list]:
+            pairs = (zip(kept, self.forms, strict=True), zip(given, forms, strict=True))
+            return [[give(level, value, form) for value, form in each] for each in pairs]
+
+        level = self.lanes()
+        level.restartable = True
+        try:
+            with level:
+                out = run(level, *enter(level))
+                if machine.raised:
+                    raise_caught(level, Disagreement)
+                return out
+        except BaseException as error:
+            if arrived(level, error, Disagreement) is None:
+                raise
+        front = FrontLevel(*self.place)
+        front.journal, front.arguments = Journal([]), level.arguments
+        with front:
+            operands = [as_in_loop(front, values) for values in enter(front)]
+            front.leave_arguments()
+            return run(front, *operands)
 
     def _gradient(self, level: BatchLevel, grad: Any, form: str) -> Any:
         if not isinstance(grad, Tensor):
@@ -356,11 +388,11 @@ class LaneCall(Call):
         return value if self.uniform else level.below(torch.mul, value, level.size)
 
     def jvp(self, kept: list, tangents: tuple) -> tuple:
-        with self.lanes() as level:
-            inner_kept = [give(level, t, form) for t, form in zip(kept, self.forms, strict=True)]
-            inner_tangents = [give(level, t, form) for t, form in zip(tangents, self.args, strict=True)]
-            result = self.inner.jvp(inner_kept, tuple(inner_tangents))
+        def run(level: BatchLevel, kept: list, tangents: list) -> tuple:
+            result = self.inner.jvp(kept, tuple(tangents))
             return tuple([take(level, t, form) for t, form in zip(result, self.outs, strict=True)])
+
+        return self._on_lanes(run, kept, tangents, self.args)
 
     def again(self) -> Call:
         twin: Any = copy.copy(self)
@@ -369,7 +401,9 @@ class LaneCall(Call):
 
     def lanes(self) -> BatchLevel:
         """The level anew: its formula may run long after it has ended, below other levels than before."""
-        return BatchLevel(*self.place)
+        level = BatchLevel(*self.place)
+        level.journal, level.arguments = Journal([]), arguments_of(self.level)
+        return level
 
 
 class _NotTwice(Function):

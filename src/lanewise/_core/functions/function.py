@@ -83,6 +83,7 @@ def carry_out(call: Call, args: tuple) -> tuple:
     for arg in args:
         if isinstance(arg, Plane) and arg.level is level:
             sync(arg)
+    given = args
     if isinstance(level, LaneLevel):
         args = tuple([restricted(level, arg, level.lanes) if level.owns(arg) else level.here(arg) for arg in args])
     if isinstance(level, BatchLevel):
@@ -91,7 +92,16 @@ def carry_out(call: Call, args: tuple) -> tuple:
         outs = _of_constants(call, level, args)
     else:
         outs = _with_tangents(call, level, args)
-    return record(call, outs, args)
+    outs = record(call, outs, args)
+    return outs if given is args else _written_given(call, outs, args, given)
+
+
+def _written_given(call: Call, outs: tuple, args: tuple, given: tuple) -> tuple:
+    """The arguments to which the forward wrote, where others stood in for them on the lanes that run."""
+    for i in call.dirty:
+        if given[i] is not args[i]:
+            given[i].copy_(args[i])
+    return tuple([given[call.written[j]] if j in call.written else out for j, out in enumerate(outs)])
 
 
 def _over_lanes(call: Call, level: BatchLevel, args: tuple) -> tuple:

@@ -66,12 +66,14 @@ class Aliases:
         partners -= gone
         return partners.copy()
 
+    def is_shared(self, place: int) -> bool:
+        """Whether other memory is in use that holds the same value as that at an address."""
+        known = self.partners.get(place)
+        return known is not None and not known[0].expired() and bool(self._living(place, known[1]))
+
     def check(self, level: Any, place: int) -> None:
         """Before a write to the memory at an address."""
-        known = self.partners.get(place)
-        if known is None or known[0].expired():
-            return
-        if self._living(place, known[1]):
+        if self.is_shared(place):
             raise Restart(level)
 
     def join_containers(self, merged: Any, sources: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """Rows of lanes: taking them from a value, and putting them into one; and which operations add up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,6 +126,53 @@ def split_rows(mask: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     every = value.view(bits)
     first = every & mask.to(bits).neg_()
     return first.view(value.dtype), first.bitwise_xor(every).view(value.dtype)
+
+
+def all_pairs(value: Tensor, strides: Sequence[int], front: bool) -> Tensor:
+    """`[outer, B, *S]` -> `[outer * B, *S]`, of which a row has the views that one with those strides has.
+
+    A view of the value itself, where that lies so, and the pairs need not lie in front.
+    """
+    outer, size, *shape = value.shape
+    mergeable = 1 in (outer, size) or value.stride(0) == size * value.stride(1)
+    if not value.numel() or (mergeable and not front and value.stride()[2:] == tuple(strides)):
+        return value.flatten(0, 1)
+    dims = [dim for dim, stride in enumerate(strides) if stride and shape[dim] > 1]
+    dims.sort(key=lambda dim: strides[dim])
+    # From the inside out: a dim that begins beyond the end of the one inside of it does so in the copy.
+    sizes: list[int] = []
+    taken: list[Any] = []
+    end = step = inner = 1
+    for dim in dims:
+        stride = strides[dim]
+        if stride < end:
+            return value.flatten(0, 1)  # elements overlap, and cannot be written to
+        if stride > end:
+            if not sizes:
+                sizes, taken = [1], [0]
+            step = inner * _padded(sizes, inner, stride)
+        sizes.append(shape[dim])
+        taken.append(slice(shape[dim]))
+        inner, step, end = step, step * shape[dim], stride * shape[dim]
+    if sizes:
+        sizes[-1] -= 1
+        _padded(sizes, inner, value.stride(0) | value.stride(1))
+    rows = value.new_empty((outer, size, *sizes[::-1]))[(slice(None), slice(None), *taken[::-1])]
+    order = dims[::-1]
+    rows = rows.permute(0, 1, *[2 + order.index(dim) for dim in sorted(dims)])
+    for dim in range(len(shape)):
+        if dim not in dims:
+            rows, value = rows.unsqueeze(2 + dim), value.narrow(2 + dim, 0, 1)
+    return rows.copy_(value).flatten(0, 1).expand(outer * size, *shape)
+
+
+def _padded(sizes: list[int], inner: int, stride: int) -> int:
+    """The last of the sizes, made larger until it is divided by what divides a stride, for views as another dtype."""
+    unit = min(stride & -stride, 16)
+    sizes[-1] += 1
+    while sizes[-1] * inner % unit:
+        sizes[-1] += 1
+    return sizes[-1]
 
 
 def put_rows(value: Tensor, places: Tensor, rows: Tensor) -> None:

@@ -245,7 +245,7 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(x.max()) + 1
     aten._assert_async.msg((x >= 0).all(), "Class values must be non-negative.")
     aten._assert_async.msg((x < num_classes).all(), "Class values must be smaller than num_classes.")
-    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
+    return (x.contiguous().unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 
 _plain_one_hot = fast_binding(aten.one_hot.default)

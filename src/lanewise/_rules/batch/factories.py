@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.level import on_plane
+from lanewise._core.parting.interleaved import copied
 from lanewise._core.plane import Plane
 from lanewise._core.python.factories import (
     adopt_results_of,
@@ -120,7 +121,22 @@ for _op in (
     aten.zeros_like.default,
 ):
     _copies(_op)
-hot.route(aten.clone.default, single_path(BATCH_RULES[aten.clone.default]), hot.plainest_pointwise(torch.clone))
+
+
+def _noted(enter):
+    """Copies in a memory format, where they stand for views."""
+
+    def clone(cls, func, types, args, kwargs):
+        out = enter(cls, func, types, args, kwargs)
+        memory_format = kwargs.get("memory_format") if kwargs else None
+        if memory_format is not None and memory_format is not torch.preserve_format:
+            copied(args[0], out, memory_format)
+        return out
+
+    return hot.plainest_pointwise(torch.clone)(clone)
+
+
+hot.route(aten.clone.default, single_path(BATCH_RULES[aten.clone.default]), _noted)
 
 
 def _not_linearized(x: Any, size: Any, **options: Any) -> Any:

@@ -478,7 +478,7 @@ def masked_scatter(level, x, mask, source):
     flat = where.reshape(level.size, shape[1:].numel())
     order = (flat.cumsum(1) - 1).clamp_min(0)
     sources = torch.gather(at_least_1d(level, source).flatten(1), 1, order).view(shape)
-    return torch.where(where, sources, below)
+    return torch.where(where, sources, below).contiguous()
 
 
 @lane_rule(aten.masked_scatter_backward.default)

@@ -169,7 +169,7 @@ def baddbmm(level, c, a, b, *, beta=1, alpha=1):
     bias = level.physical(c)
     if level.mapped(c) and c.dim() < 3:
         bias = bias.reshape(level.size, *([1] * (3 - c.dim())), *c.shape)
-    return added(bias, scaled(torch.matmul(level.physical(a), level.physical(b)), alpha), beta)
+    return added(bias, scaled(torch.matmul(level.physical(a), level.physical(b)), alpha), beta).contiguous()
 
 
 def _addmv(c, a, b, *, beta=1, alpha=1):

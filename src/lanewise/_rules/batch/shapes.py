@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.parting.interleaved import begin_in_front_of
 from lanewise._core.python.factories import route_past
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import joined_path
@@ -221,6 +222,7 @@ def _within_lane(x: BatchTensor, size, stride, storage_offset) -> bool:
 
 
 def _require_within_lane(x, size, stride, storage_offset) -> None:
+    begin_in_front_of(x)
     if not _within_lane(x, size, stride, storage_offset):
         raise TransformError(
             at_user_line(

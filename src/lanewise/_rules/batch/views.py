@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.level import standing
+from lanewise._core.parting.interleaved import begin_in_front_of, reshaped
 from lanewise._core.plane import Plane, refit_in_place, sync
 from lanewise._core.python.factories import route_past
 from lanewise._core.recording.saved import cuts_all_planes
@@ -51,12 +52,25 @@ def expand(level, x, size, *, implicit=False):
 @lane_rule(aten.view.default)
 def view(level, x, size):
     """x [B, *S] -> [B, *size]"""
-    return x.value.view(level.size, *(_known_sizes(x, size) if level.size == 0 else size))
+    if level.size == 0:
+        return x.value.view(0, *_known_sizes(x, size))
+    return _viewed(x, lambda value: value.view(level.size, *size))
+
+
+def _viewed(x, view):
+    """A view that lanes may lie in the way of."""
+    try:
+        return view(x.value)
+    except RuntimeError:
+        begin_in_front_of(x)
+        raise
 
 
 @lane_rule(aten._unsafe_view.default)
 def unsafe_view(level, x, size):
     """x [B, *S] -> [B, *size]; copied where a kernel's result is contiguous for one lane and not for all"""
+    if level.pending is not None:
+        reshaped(x, size)
     return x.value.reshape(level.size, *(_known_sizes(x, size) if level.size == 0 else size))
 
 
@@ -174,8 +188,9 @@ def view_as_complex(level, x):
     if not x.dim():
         raise too_few_dims(aten.view_as_complex.default, x, 1)
     # With no lanes strides do not matter, but torch checks them.
-    fit = x.value if level.size else x.value.clone(memory_format=torch.contiguous_format)
-    return torch.view_as_complex(fit)
+    if not level.size:
+        return torch.view_as_complex(x.value.clone(memory_format=torch.contiguous_format))
+    return _viewed(x, torch.view_as_complex)
 
 
 @lane_rule(aten.view_as_real.default, raw=True)
@@ -218,7 +233,7 @@ def view_dtype(level, x, dtype):
     """x [B, *S] -> its bits as another dtype"""
     if x.dim() == 0:
         return x.value.unsqueeze(1).view(dtype).squeeze(1)
-    return x.value.view(dtype)
+    return _viewed(x, lambda value: value.view(dtype))
 
 
 @lane_rule(aten.unfold.default)
