@@ -227,8 +227,8 @@ class DualLevel(Level):
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a rule may work on it without the dispatch state of the plane below: nothing to record, no lazy bits.
 
-    Complex numbers never: rules conjugate, and a lazy conjugate is seen only with that state. Sparse ones neither: their
-    kernels make tensors by operations of torch.
+    Complex numbers never: rules conjugate, and a lazy conjugate is seen only with that state. Sparse ones neither:
+    their kernels make tensors by operations of torch.
     """
     return (
         type(tensor) is Tensor
