@@ -1,6 +1,7 @@
 """Functions of torch, called with Python numbers that differ from lane to lane."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,9 @@ _NUMBER_FIRST = frozenset(
     "bitwise_or bitwise_xor where".split()
 )
 # Those that refuse a number which the tensor's dtype does not hold.
-_HOLDING = frozenset("pow ipow clamp clip clamp_min clamp_max masked_fill index_fill".split())
+_HOLDING = frozenset("pow ipow clamp clip clamp_min clamp_max masked_fill index_fill where".split())
+_BOUNDED = frozenset("clamp clip clamp_min clamp_max lerp".split())
+_FILLS = frozenset({"masked_fill", "index_fill"})
 # Those that take a number as it is, where a tensor has 16 bits: they compute with 32, and round once.
 _ROUNDED_ONCE = {
     **dict.fromkeys("mul multiply rmul imul".split(), torch.mul),
@@ -45,6 +48,8 @@ _ROUNDED_ONCE = {
     **dict.fromkeys("floor_divide floordiv ifloordiv".split(), torch.floor_divide),
     "lerp": torch.lerp,
 }
+# Those whose results are floats, also of integers.
+_WITH_FRACTIONS = frozenset("div divide true_divide truediv xlogy copysign".split())
 _SHORT = frozenset({torch.float16, torch.bfloat16})
 _SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 
@@ -78,6 +83,11 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
     if name in _ROUNDED_ONCE and isinstance(args[-1], LaneNumber) and args[-1].kind is not complex:
         if all(x.dtype in _SHORT for x in tensors):
             return _rounded_once(func, name, args, kwargs)
+    if name in _BOUNDED:
+        bound = partial(_bound, _common_dtype(tensors, [*args, *kwargs.values()]), tensors[0].device)
+        return func(*map(bound, args), **{key: bound(value) for key, value in kwargs.items()})
+    if name in _WITH_FRACTIONS and kwargs.get("rounding_mode") is None and all(x.dtype in _WHOLE for x in tensors):
+        tensors = [torch.empty((), dtype=torch.get_default_dtype())]  # what integers are divided in
     new_args = [_operand(name, arg, tensors) if isinstance(arg, LaneNumber) else arg for arg in args]
     new_kwargs = {
         key: value
@@ -85,10 +95,6 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
         else (value.resolve() if key in _SCALARS_BY_NAME else weak(value, tensors))
         for key, value in kwargs.items()
     }
-    if name in ("clamp", "clip", "clamp_min", "clamp_max", "lerp"):
-        # All bounds are tensors or none is.
-        new_args = [_alike(arg, tensors) for arg in new_args]
-        new_kwargs = {key: _alike(value, tensors) for key, value in new_kwargs.items()}
     return func(*new_args, **new_kwargs)
 
 
@@ -102,13 +108,31 @@ def _takes(name: str, args: tuple, kwargs: dict) -> bool:
         return True
     x = args[0]
     numbers = [arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, LaneNumber)]
+    tensors = [arg for arg in args[name == "where" :] if isinstance(arg, Tensor)]
+    if name == "where" and not (tensors and tensors[0].dtype in _WHOLE):
+        return True
     if numbers and name in ("pow", "ipow"):
         exponent = numbers[0]
         if exponent.kind is int and x.dtype in _WHOLE and LaneNumber(bool, exponent.value < 0):
             return False
         if exponent.kind is not complex and x.dtype in _SHORT and LaneNumber(bool, _is_multiplied(exponent.value)):
             return False
-    return all(_held(number, weak(number, [x]).dtype) for number in numbers)
+    dtype = x.dtype if name in _FILLS else _common_dtype(tensors, [*args, *kwargs.values()])
+    return all(_held(number, dtype) for number in numbers)
+
+
+def _common_dtype(tensors: list[Tensor], operands: list) -> torch.dtype:
+    """What the tensors and the numbers among the operands of an operation promote to."""
+    kinds = [kind for operand in operands if not isinstance(operand, Tensor) and (kind := kind_of(operand)) is not None]
+    number = max(kinds, key=RANK.__getitem__)(0)
+    return torch.result_type(tensors[0], number)
+
+
+def _bound(dtype: torch.dtype, device: torch.device, value: Any) -> Any:
+    """A bound, or a weight: where one is a tensor, all are."""
+    if isinstance(value, LaneNumber):
+        return value.value.to(dtype=dtype, device=device)
+    return torch.full((), value, dtype=dtype, device=device) if type(value) in (int, float) else value
 
 
 def _is_multiplied(exponent: Tensor) -> Tensor:
@@ -142,6 +166,8 @@ def _held(number: LaneNumber, dtype: torch.dtype) -> bool:
 def _operand(name: str, number: LaneNumber, tensors: list[Tensor]) -> Tensor:
     if name == "float_power":
         return number.value.to(torch.complex128 if number.kind is complex else torch.float64)
+    if name in _FILLS and number.kind is not complex:
+        return number.value.to(dtype=tensors[0].dtype, device=tensors[0].device)
     return weak(number, tensors)
 
 
@@ -162,12 +188,6 @@ def _rounded_once(func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
 
 
 _HOLDERS = frozenset({LaneNumber, list, tuple, slice})
-
-
-def _alike(value: Any, tensors: list[Tensor]) -> Any:
-    if type(value) in (int, float):
-        return torch.full((), value, dtype=torch.result_type(tensors[0], value), device=tensors[0].device)
-    return value
 
 
 def _index(index: Any) -> Any:
