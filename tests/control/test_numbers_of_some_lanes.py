@@ -221,6 +221,148 @@ def test_compositions(program, composition):
     check_as_the_loop(program, composition)
 
 
+# --- statements, scopes, calls ----------------------------------------------------------------------------------------
+
+
+def fails_above(x):
+    if x > 2:
+        raise ValueError("large")
+    return x * 1
+
+
+def asked_no_further(x):
+    a = x if x > 0 else 0.1
+    return 1 if 0 < a < 2 < fails_above(x) + 3 else 2
+
+
+def written_to(x):
+    y = x * 1
+    a = y if x > 0 else 0.5
+    if x < 3:
+        a += 1
+    return y + a
+
+
+def written_by_kind(x):
+    y = x * 1
+    a = y if x > 0 else 0.5
+    if isinstance(a, float):
+        a += 1
+    else:
+        a.add_(2)
+    return y + a
+
+
+def seen_by_a_function(x):
+    a = x if x > 0 else 0.25
+
+    def g():
+        return a * 3
+
+    return g() + (1 if isinstance(a, float) else 0)
+
+
+def seen_by_a_generator(x):
+    a = 0.25
+    if x > 0:
+        a = x
+    return sum(v * a for v in range(3)) + (0 if isinstance(a, float) else 1)
+
+
+def given_by_default(x, eps=None):
+    eps = 0.1 if eps is None else eps
+    if x > 1:
+        eps = x * 0.01
+    return x + eps * 2
+
+
+def caught(x):
+    a = x if x > 0 else 0.0
+    try:
+        return 1 / a
+    except ZeroDivisionError:
+        return x * 5
+
+
+def grown(x):
+    t = 1
+    while t < 5:
+        t = t + x.abs() if x > 0 else t * 2
+    return t
+
+
+def annotated(x):
+    a: float = 0.1
+    if x > 0:
+        a = x
+    return 1 if isinstance(a, float) else a
+
+
+def unpacked(x):
+    a, b = (x, 1) if x > 0 else (0.1, x)
+    return a * 3 + b
+
+
+def of_several_returns(x):
+    if x > 3:
+        return 0.0
+    if x < 0:
+        return x
+    return 1
+
+
+def by_type_of_result(x):
+    v = of_several_returns(x)
+    if type(v) is int:
+        return x * 10
+    return v * 2
+
+
+def left_a_loop(x):
+    a = 0.1
+    for i in range(3):
+        if x > i:
+            a = x * i
+            continue
+        if x < -1:
+            break
+    else:
+        a = a * 2
+    return [isinstance(a, float), a * 1]
+
+
+def printed(x):
+    s = 0.0
+    if x > 0:
+        s = x
+    print(s, end="")
+    return s * 2
+
+
+STATEMENTS = [
+    asked_no_further,
+    written_to,
+    written_by_kind,
+    seen_by_a_function,
+    seen_by_a_generator,
+    given_by_default,
+    caught,
+    grown,
+    annotated,
+    unpacked,
+    by_type_of_result,
+    left_a_loop,
+    printed,
+]
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("f", STATEMENTS, ids=lambda f: f.__name__)
+def test_statements(f):
+    check(f, (torch.tensor(CS, dtype=D),), 0.0)
+    check(f, (torch.tensor(CS),), 2 * torch.finfo(torch.float32).eps)
+
+
 # --- where a tensor stands for both -----------------------------------------------------------------------------------
 
 

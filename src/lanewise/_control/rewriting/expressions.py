@@ -136,16 +136,17 @@ class Expressions(ast.NodeTransformer):
         """
         parts = [part for operand in operands for part in _entries(operand)]
         names = {part.id for part in parts if isinstance(part, ast.Name) and self.may_mix(part)}
-        changes = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATING
         if (
             not names
-            or changes
+            or _acts(node)
             or any(
                 isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS)
                 for part in ast.walk(node)
             )
         ):
             return None
+        if isinstance(node, ast.Compare):
+            parts = [node.left, node.comparators[0]]  # what comes after them need not be asked
         before = {self.new(): part for part in parts if any(isinstance(below, ast.Call) for below in ast.walk(part))}
         values = [call(runtime("kept"), load_name(name), ast.Constant(name)) for name in sorted(names)]
         values += [self.kept(copy.deepcopy(part)) for part in before.values()]
@@ -395,6 +396,14 @@ class Expressions(ast.NodeTransformer):
 
 def _values_of(keywords: list[ast.keyword]) -> list[ast.expr]:
     return [keyword.value for keyword in keywords]
+
+
+def _acts(node: ast.expr) -> bool:
+    """Whether an expression is for what it does: it changes a container, or prints."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return (isinstance(func, ast.Attribute) and func.attr in MUTATING) or (
+        isinstance(func, ast.Name) and func.id == "print"
+    )
 
 
 def _entries(operand: ast.expr) -> list[ast.expr]:

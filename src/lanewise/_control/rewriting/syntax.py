@@ -84,6 +84,7 @@ class _Rewriter(Expressions):
         closed: Names that functions inside see, and that lanes which go on may assign after others have returned.
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
         numbers: Names whose Python numbers no tensor can stand for where other lanes have one.
+        apart_here: By id: such assignments to variables that functions inside see: lanes go on that have one kind.
         passing: By the id of a `for`: its variables that nobody reads once it is over.
         keeping: By id: assignments of values that may be of several kinds.
     """
@@ -101,10 +102,13 @@ class _Rewriter(Expressions):
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]
         self.suspects = set(stores(joining)) - self.outer
         self.mixing, self.keeping, self.numbers = kinds(body, node.args)
+        self.apart_here: set[int] = set()
         self.mixing -= self.outer | captured
         for statement in [part for part in inside(body) if id(part) in self.keeping]:
-            if set(stores([statement])) & (self.outer | captured):
+            if (names := set(stores([statement]))) & (self.outer | captured):
                 self.keeping.remove(id(statement))
+                if names & self.numbers:
+                    self.apart_here.add(id(statement))
             else:
                 self.suspects |= set(stores([statement]))
         self.closed = () if self.simple else tuple(sorted(captured & set(stores(body)) - self.outer))
@@ -375,7 +379,10 @@ class _Rewriter(Expressions):
             node.targets = [self.visit(target) for target in node.targets]
             self.known -= names
             return node
-        value = self.visit(node.value)
+        if id(node) in self.apart_here and isinstance(node.targets[0], ast.Name):
+            value = call(runtime("one_kind"), self.kept(node.value), ast.Constant(node.targets[0].id))
+        else:
+            value = self.visit(node.value)
         if isinstance(node.value, _NEW):
             value = ast.copy_location(call(runtime("made"), value), node.value)
         if len(node.targets) == 1 and isinstance(target := node.targets[0], ast.Subscript):

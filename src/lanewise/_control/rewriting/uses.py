@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lanewise._control.rewriting.number_kinds import ANY, is_short, number_kinds
-from lanewise._control.rewriting.scopes import SCOPES
 from lanewise._core.again.effects import MUTATING
 
 _KEEPING = frozenset({"abs", "max", "min"})
@@ -66,8 +65,13 @@ class Uses(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.expr):
             self.use(node, _TELLS)
-        elif not isinstance(node, SCOPES):
+        else:
             super().visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self.use(node.iter, _FREE)
+        for test in node.ifs:
+            self.use(test, _ASKED)
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None:
@@ -129,6 +133,12 @@ class Uses(ast.NodeVisitor):
             self.use(node.orelse, use)
         elif isinstance(node, ast.Call):
             self.called(node, use)
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+            self.use(node.elt, _FREE)
+            for generator in node.generators:
+                self.visit(generator)
+        elif isinstance(node, ast.Lambda):
+            self.use(node.body, _FREE)
         else:
             for part in ast.iter_child_nodes(node):
                 self.visit(part)
@@ -174,7 +184,7 @@ class Uses(ast.NodeVisitor):
             within = use._replace(digits=True)
         elif not node.keywords and name in _CONVERTING:
             within = _ASKED
-        elif isinstance(func, ast.Attribute) and func.attr in MUTATING:
+        elif name == "print" or (isinstance(func, ast.Attribute) and func.attr in MUTATING):
             within = _FREE  # what is kept in a container is one tensor
         if not isinstance(func, ast.Name):
             self.visit(func)

@@ -197,7 +197,8 @@ class Frame:
             out.append(merged[key])
         for place, name in enumerate(names):
             if type(out[place]) is Mixed and name in self.captured:
-                out[place] = out[place].resolve(level)
+                held = out[place]
+                out[place] = held.narrowed(level) if name in self.numbers else held.resolve(level)
         return out
 
 
