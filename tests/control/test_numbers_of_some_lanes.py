@@ -318,6 +318,23 @@ def by_type_of_result(x):
     return v * 2
 
 
+def positive(x):
+    return x > 0 if x < 2 else True
+
+
+def by_calls_in_expressions(x):
+    if isinstance(of_several_returns(x), float):
+        return x
+    return (~positive(x)) * 1.0 + 7 // (of_several_returns(x) + 2)
+
+
+def divided_by_a_call(x):
+    try:
+        return 1 / of_several_returns(x)
+    except ZeroDivisionError:
+        return x
+
+
 def left_a_loop(x):
     a = 0.1
     for i in range(3):
@@ -351,12 +368,15 @@ STATEMENTS = [
     annotated,
     unpacked,
     by_type_of_result,
+    by_calls_in_expressions,
+    divided_by_a_call,
     left_a_loop,
     printed,
 ]
 
 
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.filterwarnings("ignore:Bitwise inversion:DeprecationWarning")
 @pytest.mark.parametrize("f", STATEMENTS, ids=lambda f: f.__name__)
 def test_statements(f):
     check(f, (torch.tensor(CS, dtype=D),), 0.0)

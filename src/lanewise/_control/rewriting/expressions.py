@@ -137,7 +137,7 @@ class Expressions(ast.NodeTransformer):
         parts = [part for operand in operands for part in _entries(operand)]
         names = {part.id for part in parts if isinstance(part, ast.Name) and self.may_mix(part)}
         if (
-            not names
+            not (names or (_tells(node) and any(map(calls_user, parts))))
             or _acts(node)
             or any(
                 isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS)
@@ -404,6 +404,20 @@ def _acts(node: ast.expr) -> bool:
     return (isinstance(func, ast.Attribute) and func.attr in MUTATING) or (
         isinstance(func, ast.Name) and func.id == "print"
     )
+
+
+_ASKING = frozenset({"isinstance", "type", "hasattr", "callable"})
+
+
+def _tells(node: ast.expr) -> bool:
+    """Whether an expression is one that number and tensor give different things for."""
+    if isinstance(node, ast.BinOp):
+        divided = isinstance(node.op, ast.Div) and isinstance(node.left, ast.Constant)
+        return divided or isinstance(node.op, (ast.Pow, ast.FloorDiv, ast.Mod))
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Invert)
+    func = node.func if isinstance(node, ast.Call) else None
+    return isinstance(func, ast.Name) and func.id in _ASKING
 
 
 def _entries(operand: ast.expr) -> list[ast.expr]:
