@@ -39,6 +39,8 @@ float(a); bool(a); str(a); f"{a}"; a and 3; a or 3; sum([a, 1]); min(a, 2); max(
 torch.sin(a); torch.abs(a); torch.where(w > 0, a, w); torch.maximum(a, w); torch.clamp(w, a); torch.add(a, w)
 torch.stack([a, w]); torch.full((2,), a); a.sum(); a.shape; a.real; a[None]; len(a); divmod(a, 2); w.sub(a, alpha=2)
 squares(a); halved(a); twice(a, w); (lambda v: v * 2)(a); torch.relu(w - a); a < 1 and w > 0; range(3)[a]; sunk(a)
+math.trunc(a); pow(a, 2, 5); isinstance(a > 1, bool); type(a + 1) is float; 1 / (a - 2)
+isinstance(helper(a) if w > 0 else a, float)
 torch.zeros(2) + a; w + helper(a) * 2
 """
 HEAD = """

@@ -77,9 +77,13 @@ class Expressions(ast.NodeTransformer):
     def unsure(self, name: str) -> bool:
         return name in self.suspects and name not in self.known
 
-    def may_mix(self, node: ast.expr) -> bool:
+    def may_mix(self, node: ast.AST) -> bool:
         """Whether an operand may be a variable that holds things of different kinds here."""
         return isinstance(node, ast.Name) and self.unsure(node.id) and node.id in self.mixing
+
+    def may_be_mixed(self, node: ast.expr) -> bool:
+        """Whether an expression that is no name may give things of different kinds."""
+        return not isinstance(node, ast.Name) and (calls_user(node) or any(map(self.may_mix, ast.walk(node))))
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
@@ -136,18 +140,16 @@ class Expressions(ast.NodeTransformer):
         """
         parts = [part for operand in operands for part in _entries(operand)]
         names = {part.id for part in parts if isinstance(part, ast.Name) and self.may_mix(part)}
-        if (
-            not (names or (_tells(node) and any(map(calls_user, parts))))
-            or _acts(node)
-            or any(
-                isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS)
-                for part in ast.walk(node)
-            )
-        ):
+        telling = {id(part) for part in parts if self.may_be_mixed(part)} if _tells(node) else set()
+        if not (names or telling) or _acts(node) or _stays_whole(node):
             return None
         if isinstance(node, ast.Compare):
             parts = [node.left, node.comparators[0]]  # what comes after them need not be asked
-        before = {self.new(): part for part in parts if any(isinstance(below, ast.Call) for below in ast.walk(part))}
+        before = {
+            self.new(): part
+            for part in parts
+            if id(part) in telling or any(isinstance(below, ast.Call) for below in ast.walk(part))
+        }
         values = [call(runtime("kept"), load_name(name), ast.Constant(name)) for name in sorted(names)]
         values += [self.kept(copy.deepcopy(part)) for part in before.values()]
         known = set(self.known)
@@ -403,6 +405,13 @@ def _acts(node: ast.expr) -> bool:
     func = node.func if isinstance(node, ast.Call) else None
     return (isinstance(func, ast.Attribute) and func.attr in MUTATING) or (
         isinstance(func, ast.Name) and func.id == "print"
+    )
+
+
+def _stays_whole(node: ast.expr) -> bool:
+    """Whether something in an expression keeps it from being computed for one value after the other."""
+    return any(
+        isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS) for part in ast.walk(node)
     )
 
 
