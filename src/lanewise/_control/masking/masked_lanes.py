@@ -118,6 +118,8 @@ def _put_back(out: Any, sizes: list[int], out_dims: list[Any]) -> tuple[list, li
         return None
     for position, dim in enumerate(dims):
         value = leaves[position]
+        if not isinstance(value, Tensor):
+            return None  # one `out_dims` for several things
         if len(sizes) > 1:
             value = value.unflatten(0, sizes)
         for place, to in reversed([*enumerate([dim, *out_dims[1:]])]):

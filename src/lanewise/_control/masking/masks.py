@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._control.rewriting.number_kinds import is_short
 from lanewise._control.runtime.numbers import holds
 from lanewise._core.parting.rows import choose_rows, split_rows
 from lanewise._torch_compat import apply_plainly
@@ -166,6 +167,7 @@ class Masks:
         "_depth",
         "_most",
         "_kept",
+        "_shown",
     )
 
     def __init__(
@@ -181,6 +183,11 @@ class Masks:
         self._idle = self._depth = 0
         self._most = size * (_ROUNDS if size <= FEW else _ROUNDS_OF_MANY)
         self._kept: dict[tuple, tuple] = {}
+        self._shown = 0
+
+    def note_numbers(self, kinds: bool) -> None:
+        """The code can tell a number from a tensor, by its digits or (`kinds`) in other ways."""
+        self._shown = max(self._shown, 1 + kinds)
 
     def truth(self, value: Any) -> Any:
         """The truth of the number of each lane, or of all."""
@@ -374,12 +381,12 @@ class Masks:
 
     def _weaker(self, number: Any, tensor: Tensor) -> Any:
         """A number where other lanes have a tensor, which a number of that kind would not have promoted."""
-        if type(number) is int:
-            if tensor.dtype is torch.bool:
-                raise Declined
-        elif type(number) is not float or not tensor.is_floating_point():
+        # (Python divides integers with more digits than torch, and takes them to negative powers.)
+        if type(number) not in (int, float) or not tensor.is_floating_point():
             raise Declined
         if not self._is_number(tensor) or not holds(tensor.dtype, number):
+            raise Declined
+        if self._shown > 1 or (self._shown and tensor.dtype is not torch.float64 and not is_short(number)):
             raise Declined
         return number
 

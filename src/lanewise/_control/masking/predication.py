@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from lanewise._control.masking.masked_expressions import MASKS, MaskedExpressions, Path, calls_by_name, of_masks
 from lanewise._control.rewriting.arithmetic import truths_in_numbers
 from lanewise._control.rewriting.builders import assign, bind, load_name, when
+from lanewise._control.rewriting.kinds import shows_numbers
 from lanewise._control.rewriting.scopes import jumps_out, stores
 from lanewise._control.rewriting.source import Function, Unsupported, argument_names
 
@@ -63,6 +64,8 @@ def predicated(node: Function) -> Predicated:
     writer = _Writer(node)
     given: list[ast.stmt] = [ast.Return(node.body)] if isinstance(node, ast.Lambda) else node.body
     body = writer.block(given, ())
+    if shows_numbers(given, True):
+        body.insert(0, ast.Expr(of_masks("note_numbers", ast.Constant(shows_numbers(given, False)))))
     if _RESULT not in writer.bound or not (writer.branches or writer.calls_others):
         raise Unsupported("it has no branches, or not always a result")
     new = copy.copy(arguments)

@@ -8,10 +8,15 @@ from lanewise._control.rewriting.arithmetic import arithmetic
 from lanewise._control.rewriting.builders import call, function, load_name, runtime, thunk
 from lanewise._control.rewriting.kinds import calls_user
 from lanewise._control.rewriting.source import Function, Unsupported, argument_names
+from lanewise._core.again.effects import MUTATING
 
 _NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})
 # Methods of what a mask picks that do not need it picked (selections.py).
 REDUCTIONS = frozenset({"sum", "mean", "prod", "any", "all", "numel"})
+
+# What may come out of an expression: things of which no tensor can hold both, or a number and a tensor, too.
+# `RETURNED`: as the call keeps it that the function returns to.
+KINDS, NUMBERS, RETURNED = 1, 2, 3
 
 # Comparisons that have an answer for each lane, whatever it has there.
 _ASKS = {
@@ -22,6 +27,8 @@ _ASKS = {
     ast.In: "contains",
     ast.NotIn: "lacks",
 }
+# Which argument of `fused` says whether what it gives may be of several kinds.
+KEEPS = 4
 # What is in an expression keeps it from being computed for one value of a variable after the other.
 _APART = (ast.NamedExpr, ast.Lambda, ast.GeneratorExp)
 
@@ -40,6 +47,7 @@ class Expressions(ast.NodeTransformer):
         changing: Whether the function may change a list, a dict or an attribute.
         apart: Whether the operations of an expression are to go one by one.
         writing: Whether the function may write to tensors in place.
+        keeps: What an expression may give of several kinds: `KINDS`, or `NUMBERS` and tensors, too.
     """
 
     def __init__(self, node: Function) -> None:
@@ -52,6 +60,7 @@ class Expressions(ast.NodeTransformer):
         self.changing = False
         self.apart = False
         self.writing = False
+        self.keeps = NUMBERS
 
     def new(self) -> str:
         self.count += 1
@@ -67,6 +76,14 @@ class Expressions(ast.NodeTransformer):
 
     def unsure(self, name: str) -> bool:
         return name in self.suspects and name not in self.known
+
+    def may_mix(self, node: ast.AST) -> bool:
+        """Whether an operand may be a variable that holds things of different kinds here."""
+        return isinstance(node, ast.Name) and self.unsure(node.id) and node.id in self.mixing
+
+    def may_be_mixed(self, node: ast.expr) -> bool:
+        """Whether an expression that is no name may give things of different kinds."""
+        return not isinstance(node, ast.Name) and (calls_user(node) or any(map(self.may_mix, ast.walk(node))))
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
@@ -102,28 +119,50 @@ class Expressions(ast.NodeTransformer):
             return self.visit_BoolOp(node, True)
         if isinstance(node, ast.Call):
             return self.visit_Call(node, True)
+        if isinstance(node, ast.BinOp):
+            return self.visit_BinOp(node, True)
+        if isinstance(node, ast.UnaryOp):
+            return self.visit_UnaryOp(node, True)
+        if isinstance(node, ast.Compare):
+            return self.visit_Compare(node, True, True)
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             return self.for_each_value(node, [node.value], True) or self.visit(node)
         return self.visit(node)
 
+    def if_kept(self, keep: bool) -> list[ast.expr]:
+        """The last argument of what may give a Mixed."""
+        return [ast.Constant(self.keeps)] if keep else []
+
     def for_each_value(self, node: ast.expr, operands: list[ast.expr], keep: bool = False) -> ast.expr | None:
-        """An expression as one that is computed for each of the values of its operands; None if it need not be."""
-        names = {operand.id for operand in operands if isinstance(operand, ast.Name) and self.unsure(operand.id)}
-        names &= self.mixing
-        if not names or any(
-            isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS)
-            for part in ast.walk(node)
-        ):
+        """An expression as one that is computed for each of the values of its operands; None if it need not be.
+
+        Calls among the operands are carried out before, once.
+        """
+        parts = [part for operand in operands for part in _entries(operand)]
+        names = {part.id for part in parts if isinstance(part, ast.Name) and self.may_mix(part)}
+        telling = {id(part) for part in parts if self.may_be_mixed(part)} if _tells(node) else set()
+        if not (names or telling) or _acts(node) or _stays_whole(node):
             return None
+        if isinstance(node, ast.Compare):
+            parts = [node.left, node.comparators[0]]  # what comes after them need not be asked
+        before = {
+            self.new(): part
+            for part in parts
+            if id(part) in telling or any(isinstance(below, ast.Call) for below in ast.walk(part))
+        }
+        values = [call(runtime("kept"), load_name(name), ast.Constant(name)) for name in sorted(names)]
+        values += [self.kept(copy.deepcopy(part)) for part in before.values()]
         known = set(self.known)
         self.known |= names
         self.thunks += 1
-        body = self.kept(node) if keep else self.visit(node)
+        rest: Any = _Put({id(part): name for name, part in before.items()}).visit(node)
+        body = self.kept(rest) if keep else self.visit(rest)
         self.thunks -= 1
         self.known = known
-        values = [call(runtime("kept"), load_name(name), ast.Constant(name)) for name in sorted(names)]
-        run = function(sorted(names), body)
-        return ast.copy_location(call(runtime("each"), run, ast.Constant(keep), *values), node)
+        run = function([*sorted(names), *before], body)
+        return ast.copy_location(
+            call(runtime("each"), run, ast.Constant(min(self.keeps, NUMBERS) if keep else 0), *values), node
+        )
 
     def later(self, node: ast.expr, keep: bool = False) -> ast.expr:
         """An operand that not all lanes evaluate, as a function without arguments."""
@@ -139,27 +178,34 @@ class Expressions(ast.NodeTransformer):
     def chain(self, combine: str, values: list[ast.expr], keep: bool) -> ast.expr:
         if len(values) == 1:
             return self.kept(values[0]) if keep else self.visit(values[0])
+        kept = self.if_kept(keep)
+        around, self.keeps = self.keeps, min(self.keeps, NUMBERS)
         first = self.kept(values[0])
         self.thunks += 1
         rest = self.chain(combine, values[1:], keep)
         self.thunks -= 1
-        return ast.copy_location(call(runtime(combine), first, thunk(rest), *_if_kept(keep)), values[0])
+        self.keeps = around
+        return ast.copy_location(call(runtime(combine), first, thunk(rest), *kept), values[0])
 
     def visit_IfExp(self, node: ast.IfExp, keep: bool = False) -> ast.expr:
         test = self.kept(node.test)
+        kept = self.if_kept(keep)
+        around, self.keeps = self.keeps, min(self.keeps, NUMBERS)
         sides = self.later(node.body, keep), self.later(node.orelse, keep)
-        return ast.copy_location(call(runtime("choose"), test, *sides, *_if_kept(keep)), node)
+        self.keeps = around
+        return ast.copy_location(call(runtime("choose"), test, *sides, *kept), node)
 
-    def fused(self, node: ast.expr) -> ast.expr | None:
+    def fused(self, node: ast.expr, keep: bool) -> ast.expr | None:
         """An expression of elementwise operations, to be computed as a whole; None if it does anything else."""
         found = None if self.apart else arithmetic(node)
         if found is None:
             return None
+        keep = keep and any(map(self.may_mix, found.operands.values()))
         values = [
             self.kept(operand) if isinstance(operand, ast.Name) else self.visit(operand)
             for operand in found.operands.values()
         ]
-        kinds = isinstance(node, ast.Compare), self.writing
+        kinds = isinstance(node, ast.Compare), self.writing, min(self.keeps, NUMBERS) if keep else 0
         operations: list[ast.expr] = [function(list(found.operands), found.body)]
         if found.calls:
             self.apart = True
@@ -169,27 +215,27 @@ class Expressions(ast.NodeTransformer):
             operations.append(ast.Constant(None))
         return ast.copy_location(call(runtime("fused"), *operations, *map(ast.Constant, kinds), *values), node)
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        out = self.fused(node) or self.for_each_value(node, [node.left, node.right])
+    def visit_BinOp(self, node: ast.BinOp, keep: bool = False) -> ast.expr:
+        out = self.fused(node, keep) or self.for_each_value(node, [node.left, node.right], keep)
         return out or self.generic_visit(node)  # type: ignore[return-value]
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        if (out := self.fused(node)) is not None:
+    def visit_UnaryOp(self, node: ast.UnaryOp, keep: bool = False) -> ast.expr:
+        if (out := self.fused(node, keep)) is not None:
             return out
         if isinstance(node.op, ast.Not):
             return ast.copy_location(call(runtime("negation"), self.kept(node.operand)), node)
-        if (out := self.for_each_value(node, [node.operand])) is not None:
+        if (out := self.for_each_value(node, [node.operand], keep)) is not None:
             return out
         node.operand = self.visit(node.operand)
         return node
 
-    def visit_Compare(self, node: ast.Compare, whole: bool = True) -> ast.expr:
-        if (out := self.fused(node)) is not None:
+    def visit_Compare(self, node: ast.Compare, whole: bool = True, keep: bool = False) -> ast.expr:
+        if (out := self.fused(node, keep)) is not None:
             return out
         sides = [node.left, *node.comparators]
         if len(node.ops) == 1 and (asks := _ASKS.get(type(node.ops[0]))) is not None and self.may_ask(node):
             return ast.copy_location(call(runtime(asks), *map(self.kept, sides)), node)
-        if whole and (out := self.for_each_value(node, sides)) is not None:
+        if whole and (out := self.for_each_value(node, sides, keep)) is not None:
             return out
         if len(node.ops) == 1:
             return self.comparison(node, self.visit(node.left), node.ops[0], self.visit(node.comparators[0]))
@@ -241,7 +287,7 @@ class Expressions(ast.NodeTransformer):
         return ast.copy_location(out, node)
 
     def visit_Call(self, node: ast.Call, keep: bool = False) -> ast.expr:
-        if (out := self.fused(node)) is not None:
+        if (out := self.fused(node, keep)) is not None:
             return out
         owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
         if (out := self.for_each_value(node, [owner, *node.args, *_values_of(node.keywords)], keep)) is not None:
@@ -268,6 +314,10 @@ class Expressions(ast.NodeTransformer):
             node.args.insert(0, node.func)
             node.func = runtime("keeping")
         return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        shown = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        return self.for_each_value(node, shown) or self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Subscript(self, node: ast.Subscript, get: str = "item") -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
@@ -306,11 +356,15 @@ class Expressions(ast.NodeTransformer):
         return self.made(node) if isinstance(node.ctx, ast.Load) else node
 
     def visit_Dict(self, node: ast.Dict) -> ast.expr:
+        if (out := self.for_each_value(node, [key for key in node.keys if key is not None])) is not None:
+            return out
         self.generic_visit(node)
         node.keys = [None if key is None else self.key(key) for key in node.keys]
         return self.made(node)
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
+        if (out := self.for_each_value(node, node.elts)) is not None:
+            return out
         self.generic_visit(node)
         node.elts = [part if isinstance(part, ast.Starred) else self.key(part) for part in node.elts]
         return self.made(node)
@@ -342,13 +396,54 @@ class Expressions(ast.NodeTransformer):
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
 
 
-def _if_kept(keep: bool) -> list[ast.expr]:
-    """The last argument of what may give a Mixed."""
-    return [ast.Constant(True)] if keep else []
-
-
 def _values_of(keywords: list[ast.keyword]) -> list[ast.expr]:
     return [keyword.value for keyword in keywords]
+
+
+def _acts(node: ast.expr) -> bool:
+    """Whether an expression is for what it does: it changes a container, or prints."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return (isinstance(func, ast.Attribute) and func.attr in MUTATING) or (
+        isinstance(func, ast.Name) and func.id == "print"
+    )
+
+
+def _stays_whole(node: ast.expr) -> bool:
+    """Whether something in an expression keeps it from being computed for one value after the other."""
+    return any(
+        isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS) for part in ast.walk(node)
+    )
+
+
+_ASKING = frozenset({"isinstance", "type", "hasattr", "callable"})
+
+
+def _tells(node: ast.expr) -> bool:
+    """Whether an expression is one that number and tensor give different things for."""
+    if isinstance(node, ast.BinOp):
+        divided = isinstance(node.op, ast.Div) and isinstance(node.left, ast.Constant)
+        return divided or isinstance(node.op, (ast.Pow, ast.FloorDiv, ast.Mod))
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Invert)
+    func = node.func if isinstance(node, ast.Call) else None
+    return isinstance(func, ast.Name) and func.id in _ASKING
+
+
+def _entries(operand: ast.expr) -> list[ast.expr]:
+    """What an expression takes as an operand: the entries of a list, one by one."""
+    parts = operand.elts if isinstance(operand, (ast.List, ast.Tuple)) else [operand]
+    return [part for part in parts if not isinstance(part, ast.Starred)]
+
+
+class _Put(ast.NodeTransformer):
+    """Puts names in place of expressions, given by id."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self.names = names
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        name = self.names.get(id(node))
+        return self.generic_visit(node) if name is None else ast.copy_location(load_name(name), node)
 
 
 def _is_constant(node: ast.expr) -> bool:

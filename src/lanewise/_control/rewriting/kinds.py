@@ -1,6 +1,7 @@
 """Which variables may hold things of several kinds in different lanes, such as None and a tensor, read from the syntax.
 
-Where that may be, an expression that they are part of is computed for each of their values (choices.py).
+A tensor and a Python number are of different kinds, and so are numbers of different types. Where that may be, an
+expression that they are part of is computed for each of their values (choices.py).
 """
 
 import ast
@@ -8,29 +9,12 @@ import builtins
 
 from torch import Tensor
 
+from lanewise._control.rewriting.number_kinds import ANY, assignments, kinds_of_numbers, number_kinds, short_names
 from lanewise._control.rewriting.scopes import inside, stores
+from lanewise._control.rewriting.uses import Uses
 
 # Modules that have no functions of the user's.
 _MODULES = frozenset(("torch", "F", "math", "np", "numpy"))
-
-
-def _assignments(statement: ast.AST) -> list[tuple[str, ast.expr]] | None:
-    """Names and what is assigned to each, where a statement does nothing but that."""
-    if not isinstance(statement, ast.Assign):
-        return None
-    found: list[tuple[str, ast.expr]] = []
-    for target in statement.targets:
-        value = statement.value
-        if isinstance(target, ast.Name):
-            found.append((target.id, value))
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for name, part in zip(target.elts, value.elts):
-                if not isinstance(name, ast.Name) or isinstance(part, ast.Starred):
-                    return None
-                found.append((name.id, part))
-        else:
-            return None
-    return found
 
 
 def calls_user(node: ast.expr) -> bool:
@@ -45,27 +29,32 @@ def calls_user(node: ast.expr) -> bool:
     return isinstance(func, ast.Name) and func.id not in _MODULES and not hasattr(builtins, func.id)
 
 
-def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set[int]]:
+def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set[int], set[str]]:
     """Names that may hold things of different kinds, such as None, in different lanes; assignments that may make them.
 
-    These by the id of the statement: a value of several kinds may be assigned even where all lanes run.
+    These by the id of the statement: a value of several kinds may be assigned even where all lanes run. At last the
+    names whose Python numbers no tensor can stand for where other lanes have one.
     """
-    found = [(node, pairs) for node in inside(body) if (pairs := _assignments(node)) is not None]
+    found = [(node, pairs) for node in inside(body) if (pairs := assignments(node)) is not None]
     given = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :] if arguments.defaults else []
     defaults = [*zip(given, arguments.defaults), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
     names = {arg.arg for arg, default in defaults if isinstance(default, ast.Constant) and _is_kind(default, set())}
     local = set(stores(body)) | {arg.arg for arg in ast.walk(arguments) if isinstance(arg, ast.arg)}
+    numbers = kinds_of_numbers(body)
+    apart = Uses(numbers, short_names(body, numbers)).found(body)
+    apart |= {name for name, held in numbers.items() if len(held - {ANY}) > 1 or "bool" in held}
+    names |= {name for name in apart if len(numbers.get(name, ())) > 1}
     keeping: set[int] = set()
     kept: set[str] = set()
     while True:
         before = len(names), len(keeping)
         for node, pairs in found:
             names |= {name for name, value in pairs if _is_kind(value, names) or _is_global(value, local)}
-            if any(_may_mix(value, names | kept) for _, value in pairs):
+            if any(_may_mix(value, names | kept, numbers) for _, value in pairs):
                 keeping.add(id(node))
                 kept |= {name for name, _ in pairs}
         if before == (len(names), len(keeping)):
-            return names, keeping
+            return names, keeping, apart
 
 
 def _is_kind(value: ast.expr, names: set[str]) -> bool:
@@ -85,10 +74,23 @@ def _is_global(value: ast.expr, local: set[str]) -> bool:
     return isinstance(value, ast.Name) and value.id not in local
 
 
-def _may_mix(value: ast.expr, names: set[str]) -> bool:
+def _may_mix(value: ast.expr, names: set[str], numbers: dict[str, set[str]]) -> bool:
     """Whether lanes that run together may differ in what kind of value it is."""
+    if isinstance(value, (ast.BinOp, ast.UnaryOp, ast.Compare)):
+        return len(number_kinds(value, numbers)) > 1
     if isinstance(value, ast.Name):
         return value.id in names
     if isinstance(value, (ast.Attribute, ast.Subscript)):
         return isinstance(value.value, ast.Name) and value.value.id in names
     return isinstance(value, (ast.IfExp, ast.BoolOp)) or calls_user(value)
+
+
+def shows_numbers(body: list[ast.stmt], digits: bool) -> bool:
+    """Whether some variable may be a Python number in some lanes and a tensor in others, and can be told from one.
+
+    `digits`: by its digits, too, of which Python has more than most tensors.
+    """
+    numbers = kinds_of_numbers(body)
+    several = {name for name, held in numbers.items() if len(held) > 1 and ANY in held}
+    short = short_names(body, numbers) if digits else None
+    return bool(several and several & Uses(numbers, short).found(body))

@@ -32,12 +32,13 @@ from lanewise._control.rewriting.builders import (
     strings,
     when,
 )
-from lanewise._control.rewriting.expressions import Expressions
+from lanewise._control.rewriting.expressions import KEEPS, KINDS, NUMBERS, RETURNED, Expressions
 from lanewise._control.rewriting.kinds import kinds
 from lanewise._control.rewriting.scopes import (
     FORKS,
     JUMPS,
     SCOPES,
+    augmented,
     changes_objects,
     declared,
     inside,
@@ -82,6 +83,8 @@ class _Rewriter(Expressions):
         outer: Names that belong to a scope around it, and are assigned.
         closed: Names that functions inside see, and that lanes which go on may assign after others have returned.
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
+        numbers: Names whose Python numbers no tensor can stand for where other lanes have one.
+        apart_here: By id: such assignments to variables that functions inside see: lanes go on that have one kind.
         passing: By the id of a `for`: its variables that nobody reads once it is over.
         keeping: By id: assignments of values that may be of several kinds.
     """
@@ -98,11 +101,14 @@ class _Rewriter(Expressions):
         self.forks = any(isinstance(part, FORKS) for part in inside(body))
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]
         self.suspects = set(stores(joining)) - self.outer
-        self.mixing, self.keeping = kinds(body, node.args)
+        self.mixing, self.keeping, self.numbers = kinds(body, node.args)
+        self.apart_here: set[int] = set()
         self.mixing -= self.outer | captured
         for statement in [part for part in inside(body) if id(part) in self.keeping]:
-            if set(stores([statement])) & (self.outer | captured):
+            if (names := set(stores([statement]))) & (self.outer | captured):
                 self.keeping.remove(id(statement))
+                if names & self.numbers:
+                    self.apart_here.add(id(statement))
             else:
                 self.suspects |= set(stores([statement]))
         self.closed = () if self.simple else tuple(sorted(captured & set(stores(body)) - self.outer))
@@ -126,15 +132,14 @@ class _Rewriter(Expressions):
         if isinstance(self.node, ast.Lambda):
             self.node.body = self.visit(self.node.body)
             return
+        changed = augmented(self.body)
         body = self.block(self.body)
         if not self.simple:
             body.extend(self.leave(ast.Constant(None)))
         if self.forks:
             captured = sorted(self.captured & self.suspects)
-            body.insert(
-                _after_docstring(body),
-                assign(_FRAME, call(runtime("Frame"), strings(captured), strings(list(self.closed)))),
-            )
+            names = [captured, list(self.closed), sorted(self.suspects & self.numbers - changed)]
+            body.insert(_after_docstring(body), assign(_FRAME, call(runtime("Frame"), *map(strings, names))))
         self.node.body = body
 
     def bound(self, nodes: list[Any]) -> list[str]:
@@ -297,11 +302,11 @@ class _Rewriter(Expressions):
         return next(place for place in reversed(self.places) if place is not None)
 
     def visit_Return(self, node: ast.Return) -> Any:
+        self.keeps = RETURNED
         value = ast.Constant(None) if node.value is None else self.kept(node.value)
+        self.keeps = NUMBERS
         if self.simple:
-            mixes = isinstance(node.value, (ast.IfExp, ast.BoolOp)) or (
-                isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MIXES
-            )
+            mixes = isinstance(node.value, (ast.IfExp, ast.BoolOp)) or _may_be_mixed(value)
             return ast.Return(call(runtime("result"), value) if mixes else value)
         if not self.places:
             return self.leave(value)
@@ -347,7 +352,11 @@ class _Rewriter(Expressions):
         return node
 
     def visit_Match(self, node: ast.Match) -> ast.stmt:
-        node.subject = self.visit(node.subject)
+        subject = node.subject
+        if isinstance(subject, ast.Name) and self.unsure(subject.id):
+            node.subject = call(runtime("one_kind"), subject, ast.Constant(subject.id))
+        else:
+            node.subject = self.visit(subject)
         before = set(self.known)
         unsure = set(stores([node]))
         for case in node.cases:
@@ -361,11 +370,19 @@ class _Rewriter(Expressions):
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         if id(node) in self.keeping:
+            names = set(stores([node]))
+            self.keeps = NUMBERS if names & self.numbers else KINDS
             node.value = self.kept_parts(node.value)
+            if self.keeps == KINDS and _calls(node.value, "keeping"):
+                node.value = ast.copy_location(call(runtime("whole"), node.value), node.value)
+            self.keeps = NUMBERS
             node.targets = [self.visit(target) for target in node.targets]
-            self.known -= set(stores([node]))
+            self.known -= names
             return node
-        value = self.visit(node.value)
+        if id(node) in self.apart_here and isinstance(node.targets[0], ast.Name):
+            value = call(runtime("one_kind"), self.kept(node.value), ast.Constant(node.targets[0].id))
+        else:
+            value = self.visit(node.value)
         if isinstance(node.value, _NEW):
             value = ast.copy_location(call(runtime("made"), value), node.value)
         if len(node.targets) == 1 and isinstance(target := node.targets[0], ast.Subscript):
@@ -456,6 +473,17 @@ class _Patterns(ast.NodeTransformer):
         if node.value is None:
             return node
         return ast.copy_location(ast.MatchValue(runtime(f"singleton_{str(node.value).lower()}")), node)
+
+
+def _calls(value: ast.expr, *names: str) -> bool:
+    """Whether rewritten code calls one of some functions of flow.py."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in names
+
+
+def _may_be_mixed(value: ast.expr) -> bool:
+    """Whether a rewritten expression may be of several kinds."""
+    fused = _calls(value, "fused") and value.args[KEEPS].value  # type: ignore[attr-defined]
+    return bool(fused) or _calls(value, *_MIXES)
 
 
 def _return_noted() -> ast.stmt:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lanewise._control.runtime import replacements
 from lanewise._control.runtime.iterators import refuse_iterators
-from lanewise._control.runtime.merging import BY_VALUE, UNBOUND, Mixed, number_kind
+from lanewise._control.runtime.merging import BY_VALUE, KINDS, NUMBERS, RETURNED, UNBOUND, Mixed, number_kind
 from lanewise._control.runtime.merging import join as join_values
 from lanewise._control.runtime.numbers import LaneNumber, number_of
 from lanewise._core.level import on_plane
@@ -39,6 +39,18 @@ def load(value: Any, name: str) -> Any:
     if value is UNBOUND:
         raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
     return value
+
+
+def whole(value: Any) -> Any:
+    """What a function has returned, of which a tensor stands for numbers, too."""
+    if type(value) is Mixed and (out := value.whole(machine.level)) is not None:
+        return out
+    return value
+
+
+def one_kind(value: Any, name: str) -> Any:
+    """A variable whose kind is asked for: what it holds in lanes that go on with it."""
+    return load(value.narrowed(machine.level) if type(value) is Mixed else value, name)
 
 
 def kept(value: Any, name: str) -> Any:
@@ -209,10 +221,12 @@ def negation(value: Any) -> Any:
 # --- sides -----------------------------------------------------------------------------------------------------------
 
 
-def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: bool) -> Any:
+def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: int) -> Any:
     """What sides give for the lanes that take them."""
     level: Any = machine.level
     refuse_iterators(level, 2)
+    if keep == RETURNED:
+        keep = NUMBERS if called_by_keeping(3) else KINDS
     base = level.lanes
     pieces, values = [], []
     for positions, side in zip(verdict, sides):
@@ -222,11 +236,11 @@ def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: bool) -> A
     return join_values(level, base, pieces, values, keep)
 
 
-def _one(value: Any, keep: bool) -> Any:
+def _one(value: Any, keep: int) -> Any:
     return value.resolve(machine.level) if type(value) is Mixed and not keep else value
 
 
-def choose(condition: Any, yes: Callable, no: Callable, keep: bool = False) -> Any:
+def choose(condition: Any, yes: Callable, no: Callable, keep: int = 0) -> Any:
     """`yes() if condition else no()`. `keep`: what comes out may be a Mixed."""
     verdict = truth(condition)
     if verdict is True:
@@ -236,7 +250,7 @@ def choose(condition: Any, yes: Callable, no: Callable, keep: bool = False) -> A
     return _by_sides(verdict, (yes, no), keep)
 
 
-def both(first: Any, rest: Callable, keep: bool = False) -> Any:
+def both(first: Any, rest: Callable, keep: int = 0) -> Any:
     """`first and rest()`"""
     verdict = truth(first)
     if verdict is True:
@@ -246,7 +260,7 @@ def both(first: Any, rest: Callable, keep: bool = False) -> Any:
     return _by_sides(verdict, (rest, lambda: first), keep)
 
 
-def either(first: Any, rest: Callable, keep: bool = False) -> Any:
+def either(first: Any, rest: Callable, keep: int = 0) -> Any:
     """`first or rest()`"""
     verdict = truth(first)
     if verdict is True:
@@ -259,7 +273,7 @@ def either(first: Any, rest: Callable, keep: bool = False) -> Any:
 # --- values of several kinds -----------------------------------------------------------------------------------------
 
 
-def each(run: Callable, keep: bool, *operands: Any) -> Any:
+def each(run: Callable, keep: int, *operands: Any) -> Any:
     """`run(*operands)`, for each of the values that the operands have in different lanes.
 
     What comes out may be a Mixed (`keep`), or only lanes with one value go on.
@@ -270,7 +284,7 @@ def each(run: Callable, keep: bool, *operands: Any) -> Any:
     return run(*operands)
 
 
-def for_each_value(run: Callable, keep: bool, operands: tuple, depth: int) -> Any:
+def for_each_value(run: Callable, keep: int, operands: tuple, depth: int) -> Any:
     """`each`, called by a function so far up."""
     level: Any = machine.level
     place = next((place for place, operand in enumerate(operands) if type(operand) is Mixed), None)
@@ -288,7 +302,7 @@ def for_each_value(run: Callable, keep: bool, operands: tuple, depth: int) -> An
     for number, here in shares:
         level.lanes = base if len(shares) == 1 else child(base, here)
         own = operand.value(level, number)
-        values.append(for_each_value(run, True, (*operands[:place], own, *operands[place + 1 :]), depth + 1))
+        values.append(for_each_value(run, NUMBERS, (*operands[:place], own, *operands[place + 1 :]), depth + 1))
         pieces.append(level.lanes)
     return join_values(level, base, pieces, values, keep)
 

@@ -24,13 +24,15 @@ from lanewise._control.runtime.choices import (
     lacks,
     load,
     negation,
+    one_kind,
     result,
     truth,
     unequal,
+    whole,
 )
 from lanewise._control.runtime.fusion import fused
 from lanewise._control.runtime.iterators import hold_iterators, iterator_shared, refuse_iterators
-from lanewise._control.runtime.merging import UNBOUND, Mixed, may_see, merge, mixed
+from lanewise._control.runtime.merging import KINDS, NUMBERS, UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.runtime.merging import join as join_values
 from lanewise._control.runtime.numbers import one_number as key
 from lanewise._control.runtime.ranges import LaneRange, Sides
@@ -70,12 +72,14 @@ __all__ = [
     "load",
     "made",
     "negation",
+    "one_kind",
     "picked",
     "result",
     "set_item",
     "singleton_false",
     "singleton_true",
     "unequal",
+    "whole",
 ]
 
 AssertionError = builtins.AssertionError
@@ -100,18 +104,20 @@ class Frame:
         base: The lanes at the call.
         captured: Variables that functions inside the function see, which cannot be Mixed.
         closed: Variables that such functions see after it has returned.
+        numbers: Variables of which no tensor stands for numbers where other lanes have one.
         dead: Whether no lane is left to run the next statements.
         pieces, values: The lanes that have returned, and what.
         states: What the closed variables held when they did.
     """
 
-    __slots__ = ("level", "base", "captured", "closed", "dead", "pieces", "values", "states")
+    __slots__ = ("level", "base", "captured", "closed", "numbers", "dead", "pieces", "values", "states")
 
-    def __init__(self, captured: tuple[str, ...], closed: tuple[str, ...]) -> None:
+    def __init__(self, captured: tuple[str, ...], closed: tuple[str, ...], numbers: tuple[str, ...]) -> None:
         self.level = level = machine.level
         self.base = None if level is None else level.lanes
         self.captured = captured
         self.closed = closed
+        self.numbers = numbers
         self.dead = False
         self.pieces: list[Lanes] = []
         self.values: list[Any] = []
@@ -143,7 +149,7 @@ class Frame:
         return self._joined(called_by_keeping(2))
 
     def _joined(self, keep: bool) -> Any:
-        return join_values(self.level, self.base, self.pieces, self.values, keep)  # type: ignore[arg-type]
+        return join_values(self.level, self.base, self.pieces, self.values, NUMBERS * keep)  # type: ignore[arg-type]
 
     def lends(self, *value: Any) -> bool:
         """Whether a function that sees the variables may be part of what has been returned, at different times."""
@@ -179,18 +185,20 @@ class Frame:
         level.lanes = target.lanes
         merged: dict[tuple, Any] = {}
         out = []
-        for values in zip(*states):
-            key = tuple([id(value) for value in values])
+        for name, *values in zip(names, *states):
+            keep = NUMBERS if name in self.numbers else KINDS
+            key = keep, *map(id, values)
             if key not in merged:
                 # Two names of one object are still two names of one object.
                 try:
-                    merged[key] = merge(level, target, pieces, list(values))
+                    merged[key] = merge(level, target, pieces, values, keep)
                 except Unmergeable:
-                    merged[key] = mixed(level, base, pieces, list(values))
+                    merged[key] = mixed(level, base, pieces, values)
             out.append(merged[key])
         for place, name in enumerate(names):
             if type(out[place]) is Mixed and name in self.captured:
-                out[place] = out[place].resolve(level)
+                held = out[place]
+                out[place] = held.narrowed(level) if name in self.numbers else held.resolve(level)
         return out
 
 

@@ -31,7 +31,7 @@ from lanewise._torch_compat import (
 _NUMBERS = frozenset([int, float])
 
 
-def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *operands: Any) -> Any:
+def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, keep: int, *operands: Any) -> Any:
     """The value of an expression of elementwise operations.
 
     Args:
@@ -40,6 +40,7 @@ def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *
         compares: Whether it is a comparison, which has no derivative.
         writes: Whether the function may write to tensors in place: to an operand, though it was recorded with others
             whose values its derivatives need.
+        keep: What may come out as a Mixed (merging.py).
         operands: What its names hold.
     """
     level = machine.level
@@ -63,7 +64,7 @@ def fused(run: Callable, apart: Callable | None, compares: bool, writes: bool, *
                             return level.wrap(out)
                 except FAILURES:
                     del machine.raised[known:]
-    return for_each_value(apart or run, False, operands, 2)
+    return for_each_value(apart or run, keep, operands, 2)
 
 
 def _values(level: LaneLevel, operands: tuple) -> tuple[list, int, bool, bool] | None:

@@ -1,6 +1,7 @@
 """Values of any kind where lanes come together: kept where all share them, merged where one value can hold all."""
 
 import enum
+import operator
 from typing import Any
 
 import torch
@@ -28,22 +29,28 @@ UNBOUND: Any = _Unbound()
 BY_VALUE = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
 
 
-class Mixed:
-    """A variable that holds what no one value can hold.
+# What may stay a Mixed where lanes come together: what no value can hold, or also a number where others have a tensor.
+# `RETURNED`: as the call keeps it that a function returns to.
+KINDS, NUMBERS, RETURNED = 1, 2, 3
 
-    An expression that it is part of is computed for each of the values (choices.py). Where that is not possible, lanes
-    with one of them go on.
+
+class Mixed:
+    """A variable that holds what no one value can hold, or a tensor in some lanes and a Python number in others.
+
+    An expression that it is part of is computed for each of the values (choices.py). Where that is not possible, a
+    tensor stands for numbers, too; where none can, lanes with one of the values go on.
 
     Attributes:
         pieces, values: Sets of lanes, and what each has.
     """
 
-    __slots__ = ("pieces", "values", "_known")
+    __slots__ = ("pieces", "values", "_known", "_tensor")
 
     def __init__(self, pieces: list[Lanes], values: list[Any]) -> None:
         self.pieces = pieces
         self.values = values
         self._known: tuple[Lanes, list[tuple[int, Tensor]]] | None = None
+        self._tensor: tuple[Lanes, Tensor] | None = None
 
     def shares(self, lanes: Lanes) -> list[tuple[int, Tensor]]:
         """Which of the values some lanes have: their numbers, and the positions among the lanes of those that do."""
@@ -70,6 +77,39 @@ class Mixed:
         return merge(level, Target(lanes, order), [child(piece, _shared(lanes, piece)[1])], [value])
 
     def resolve(self, level: LaneLevel) -> Any:
+        """A tensor that stands for numbers, too, or the value of the largest group of lanes, which go on alone."""
+        out = self.whole(level)
+        return self.narrowed(level) if out is None else out
+
+    def whole(self, level: LaneLevel) -> Tensor | None:
+        """A tensor for the lanes that run, which stands for numbers, too; None where none can."""
+        if self._tensor is None or self._tensor[0] is not level.lanes:
+            shares = self.shares(level.lanes)
+            held = [self.values[number] for number, _ in shares]
+            tensors = [isinstance(value, Tensor) for value in held]
+            if not any(tensors) or not all(
+                map(operator.or_, tensors, [number_kind(value) is not None for value in held])
+            ):
+                return None
+            try:
+                # What is written to it in place is read there.
+                self._tensor = level.lanes, self._as_tensor(level, shares)
+            except Unmergeable:
+                return None
+        return self._tensor[1]
+
+    def _as_tensor(self, level: LaneLevel, shares: list[tuple[int, Tensor]]) -> Tensor:
+        lanes = level.lanes
+        pieces = [child(lanes, here) for _, here in shares]
+        values = []
+        try:
+            for level.lanes, (number, _) in zip(pieces, shares):
+                values.append(self.value(level, number))
+        finally:
+            level.lanes = lanes
+        return merge(level, Target(lanes, merge_target(lanes, pieces).order), pieces, values)
+
+    def narrowed(self, level: LaneLevel) -> Any:
         """The value of the largest group of the lanes that run, which go on alone."""
         number, here = max(self.shares(level.lanes), key=lambda share: share[1].shape[0])
         if here.shape[0] < level.lanes.size:
@@ -151,10 +191,10 @@ def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
         return here, places[here]
 
 
-def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], keep: bool = False) -> Any:
+def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], keep: int = 0) -> Any:
     """One value for the lanes of `pieces` of `base`, which go on together.
 
-    Where it takes several, that is a Mixed (`keep`), or not all lanes go on.
+    Where it takes several, that is a Mixed (`keep`: `KINDS` or `NUMBERS`), or not all lanes go on.
     """
     if len(pieces) == 1:
         level.lanes = pieces[0]
@@ -163,22 +203,24 @@ def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], 
         target = merge_target(base, pieces)
         level.lanes = target.lanes
         try:
-            return merge(level, target, pieces, values)
+            return merge(level, target, pieces, values, keep)
         except Unmergeable:
             out = mixed(level, base, pieces, values)
     return out.resolve(level) if type(out) is Mixed and not keep else out
 
 
-def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
+def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], keep: int = 0) -> Any:
     """The value that each lane of the target has in its piece. The lanes of the target run.
 
     Raises:
-        Unmergeable: No one value holds all.
+        Unmergeable: No one value holds all; or (`keep`: `NUMBERS`) a tensor would have to stand for a number.
     """
     first = values[0]
     if isinstance(first, Tensor) or any(isinstance(value, Tensor) for value in values):
         if all(value is first for value in values) and on_home(level, first):
             return first
+        if keep == NUMBERS and not all(isinstance(value, Tensor) for value in values):
+            raise Unmergeable("a tensor and what is none")
         return _merge_tensors(level, target, pieces, values)
     kind = number_kind(first)
     if kind is not None:

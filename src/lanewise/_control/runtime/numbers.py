@@ -65,6 +65,8 @@ class LaneNumber:
                 return self.of[0]()
         if self.kind is complex:
             return complex(self.value.real.item(), self.value.imag.item())
+        if self.kind is float:
+            bool(LaneNumber(bool, (self.value == 0) & self.value.signbit()))  # lanes with -0.0 and with 0.0 differ
         return self.value.item()
 
     def __bool__(self) -> bool:
@@ -153,9 +155,7 @@ class LaneNumber:
         return self._whole(torch.ceil)
 
     def __round__(self, digits: Any = None) -> Any:
-        if digits is not None and self.kind is not bool:
-            return for_each_lane(round, self, digits)
-        return self._whole(torch.round) if digits is None else +self
+        return self._whole(torch.round) if digits is None else for_each_lane(round, +self, digits)
 
     def _whole(self, rounded: Callable) -> Any:
         if self.kind is not float:
@@ -330,7 +330,11 @@ def _floor_like(function: Callable) -> Callable:
         _refuse_zero(b, function, kind(1), kind(0))
         kind = int if kind is bool else kind
         bound = max(_largest(a), _largest(b)) if kind is int else None
-        return LaneNumber(kind, function(_operand(a, kind), _operand(b, kind)), bound)
+        out = function(_operand(a, kind), _operand(b, kind))
+        if kind is float and function is operator.mod:
+            # A zero has the sign of the divisor.
+            out = torch.where(out == 0, torch.copysign(out, _operand(b, kind)), out)
+        return LaneNumber(kind, out, bound)
 
     return run
 
@@ -362,6 +366,8 @@ def _logical(function: Callable) -> Callable:
 
 def _shift(times: Callable) -> Callable:
     def run(a: Any, b: Any, kind: type) -> Any:
+        if RANK[kind] > RANK[int]:
+            raise TypeError(f"unsupported operand type: '{kind.__name__}'")
         if isinstance(b, LaneNumber):
             b = b.resolve()
         if b < 0:
@@ -394,13 +400,17 @@ _OPERATORS: dict[str, Callable] = {
 }
 
 
+# Comparisons with their sides exchanged.
+_EXCHANGED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
 def _method(name: str, run: Callable, reflected: bool) -> Callable:
     function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
+    of_tensor = getattr(Tensor, f"__{name if reflected else _EXCHANGED.get(name, f'r{name}')}__")
 
     def method(self: LaneNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
-            own = weak(self, [other])
-            return function(other, own) if reflected else function(own, other)
+            return LaneNumber.call(of_tensor, other, self)
         kind = kind_of(other)
         if kind is None:
             return NotImplemented

@@ -424,7 +424,7 @@ _TORCH: dict[Any, tuple[Callable, Callable]] = {
 
 def call_arithmetic(function: Callable, *args: Any) -> Any:
     """A function of the math module."""
-    if not any(with_lanes(arg) for arg in args):
+    if not any(with_lanes(arg) for arg in args) or (function is math.trunc and isinstance(args[0], Tensor)):
         return function(*args)
     numbers = [as_number(arg) for arg in args]
     if len(numbers) == 1 and isinstance(numbers[0], LaneNumber):
@@ -441,7 +441,7 @@ def call_arithmetic(function: Callable, *args: Any) -> Any:
 @stands_for(pow)
 def pow_(base: Any, exp: Any, mod: Any = None) -> Any:
     """`pow(base, exp, mod)`; Python asks its first argument alone for a power with a modulus."""
-    if mod is None or not any(map(with_lanes, (base, exp, mod))):
+    if mod is None or not any(map(with_lanes, (base, exp, mod))) or isinstance(base, Tensor):
         return pow(base, exp, mod)
     return for_each_lane(pow, *map(as_number, (base, exp, mod)))
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of, one_n
 _POINTWISE = frozenset(
     "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow rsub radd rmul rdiv rtruediv "
     "rpow rmod rfloordiv truediv floordiv mod eq ne lt le gt ge greater greater_equal less less_equal not_equal "
-    "where clamp clip clamp_min clamp_max maximum minimum fmax fmin atan2 arctan2 hypot lerp masked_fill copysign "
-    "bitwise_and bitwise_or bitwise_xor and or xor rand ror rxor iadd isub imul itruediv ifloordiv ipow float_power "
-    "xlogy logaddexp heaviside index_fill".split()
+    "lshift rshift rlshift rrshift where clamp clip clamp_min clamp_max maximum minimum fmax fmin atan2 arctan2 hypot "
+    "lerp masked_fill copysign bitwise_and bitwise_or bitwise_xor and or xor rand ror rxor iadd isub imul idiv "
+    "itruediv ifloordiv ipow float_power xlogy logaddexp heaviside index_fill".split()
 )
 # Functions of torch that take one number for a list, and ask for it natively: they do not see `__torch_function__`.
 TAKE_LISTS = frozenset(
@@ -31,6 +32,26 @@ TAKE_LISTS = frozenset(
     "upsample_trilinear3d fft_fft2 fft_fftn fft_ifft2 fft_ifftn fft_rfft2 fft_rfftn fft_irfft2 fft_irfftn fft_hfft2 "
     "fft_hfftn fft_ihfft2 fft_ihfftn fft_fftshift fft_ifftshift".split()
 )
+# Pointwise operations that take tensors only, and those that take a number for their first operand, too.
+_TENSORS_ONLY = frozenset("atan2 arctan2 fmax fmin maximum minimum hypot logaddexp heaviside".split())
+_NUMBER_FIRST = frozenset(
+    "add sub subtract mul multiply div divide true_divide floor_divide remainder pow float_power xlogy bitwise_and "
+    "bitwise_or bitwise_xor where".split()
+)
+# Those that refuse a number which the tensor's dtype does not hold.
+_HOLDING = frozenset("pow ipow clamp clip clamp_min clamp_max masked_fill index_fill where".split())
+_BOUNDED = frozenset("clamp clip clamp_min clamp_max lerp".split())
+_FILLS = frozenset({"masked_fill", "index_fill"})
+# Those that take a number as it is, where a tensor has 16 bits: they compute with 32, and round once.
+_ROUNDED_ONCE = {
+    **dict.fromkeys("mul multiply rmul imul".split(), torch.mul),
+    **dict.fromkeys("div divide true_divide truediv itruediv idiv".split(), torch.div),
+    **dict.fromkeys("floor_divide floordiv ifloordiv".split(), torch.floor_divide),
+    "lerp": torch.lerp,
+}
+# Those whose results are floats, also of integers.
+_WITH_FRACTIONS = frozenset("div divide true_divide truediv xlogy copysign".split())
+_SHORT = frozenset({torch.float16, torch.bfloat16})
 _SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 
 
@@ -50,37 +71,124 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
         return _made(torch.tensor, args[1:], options)
     if name in ("getitem", "get_item", "setitem"):
         x, index, *value = args
-        return func(x, _index(index), *[weak(v, [x]) if isinstance(v, LaneNumber) else v for v in value])
+        return func(x, _index(index), *[_entry(v, x) if isinstance(v, LaneNumber) else v for v in value])
     if name in ("fill", "full", "full_like", "new_full") and isinstance(args[-1], LaneNumber):
-        if name == "fill":
-            return args[0].copy_(weak(args[-1], [args[0]]))
-        out = func(*one_number(args[:-1]), args[-1].kind(0), **kwargs)
-        return out.copy_(args[-1].value.to(out.dtype))
-    if name not in _POINTWISE:
+        out = args[0] if name == "fill" else func(*one_number(args[:-1]), args[-1].kind(0), **kwargs)
+        return out.copy_(args[-1].value) if _held(args[-1], out.dtype) else func(*one_number(args), **kwargs)
+    if name not in _POINTWISE or not _takes(name, args, kwargs):
         return func(*one_number(args), **{key: one_number(value) for key, value in kwargs.items()})
+    if name in ("rdiv", "rtruediv"):
+        return args[0].reciprocal() * args[1]  # as `Tensor.__rtruediv__` has it
     operands = args[1:] if name == "where" else args
     tensors = [arg for arg in (*operands, *kwargs.values()) if isinstance(arg, Tensor)]
-    new_args = [weak(arg, tensors) if isinstance(arg, LaneNumber) else arg for arg in args]
+    if name in _ROUNDED_ONCE and isinstance(args[-1], LaneNumber) and args[-1].kind is not complex:
+        if all(x.dtype in _SHORT for x in tensors):
+            return _rounded_once(func, name, args, kwargs)
+    if name in _BOUNDED:
+        bound = partial(_bound, _common_dtype(tensors, [*args, *kwargs.values()]), tensors[0].device)
+        return func(*map(bound, args), **{key: bound(value) for key, value in kwargs.items()})
+    if name in _WITH_FRACTIONS and kwargs.get("rounding_mode") is None and all(x.dtype in _WHOLE for x in tensors):
+        tensors = [torch.empty((), dtype=torch.get_default_dtype())]  # what integers are divided in
+    new_args = [_operand(name, arg, tensors) if isinstance(arg, LaneNumber) else arg for arg in args]
     new_kwargs = {
         key: value
         if not isinstance(value, LaneNumber)
         else (value.resolve() if key in _SCALARS_BY_NAME else weak(value, tensors))
         for key, value in kwargs.items()
     }
-    if name in ("clamp", "clip", "clamp_min", "clamp_max", "lerp"):
-        # All bounds are tensors or none is.
-        new_args = [_alike(arg, tensors) for arg in new_args]
-        new_kwargs = {key: _alike(value, tensors) for key, value in new_kwargs.items()}
     return func(*new_args, **new_kwargs)
 
 
+def _takes(name: str, args: tuple, kwargs: dict) -> bool:
+    """Whether an operation takes the numbers among its operands, in the lanes that run: torch refuses some of them."""
+    if name in _TENSORS_ONLY or (isinstance(args[0], LaneNumber) and name not in _NUMBER_FIRST):
+        return False
+    if name == "lerp":
+        return isinstance(args[0], Tensor) and (args[0].is_floating_point() or args[0].is_complex())
+    if name not in _HOLDING or not isinstance(args[0], Tensor):
+        return True
+    x = args[0]
+    numbers = [arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, LaneNumber)]
+    tensors = [arg for arg in args[name == "where" :] if isinstance(arg, Tensor)]
+    if name == "where" and not (tensors and tensors[0].dtype in _WHOLE):
+        return True
+    if numbers and name in ("pow", "ipow"):
+        exponent = numbers[0]
+        if exponent.kind is int and x.dtype in _WHOLE and LaneNumber(bool, exponent.value < 0):
+            return False
+        if exponent.kind is not complex and x.dtype in _SHORT and LaneNumber(bool, _is_multiplied(exponent.value)):
+            return False
+    dtype = x.dtype if name in _FILLS else _common_dtype(tensors, [*args, *kwargs.values()])
+    return all(_held(number, dtype) for number in numbers)
+
+
+def _common_dtype(tensors: list[Tensor], operands: list) -> torch.dtype:
+    """What the tensors and the numbers among the operands of an operation promote to."""
+    kinds = [kind for operand in operands if not isinstance(operand, Tensor) and (kind := kind_of(operand)) is not None]
+    number = max(kinds, key=RANK.__getitem__)(0)
+    return torch.result_type(tensors[0], number)
+
+
+def _bound(dtype: torch.dtype, device: torch.device, value: Any) -> Any:
+    """A bound, or a weight: where one is a tensor, all are."""
+    if isinstance(value, LaneNumber):
+        return value.value.to(dtype=dtype, device=device)
+    return torch.full((), value, dtype=dtype, device=device) if type(value) in (int, float) else value
+
+
+def _is_multiplied(exponent: Tensor) -> Tensor:
+    """Whether torch multiplies for such a power, where it rounds in between."""
+    return torch.stack([exponent == special for special in (2, 3, -1, -2, 0.5, -0.5)]).any(0)
+
+
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def _held(number: LaneNumber, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds the number but for rounding: what torch asks before it converts one."""
+    value = number.value
+    if number.kind is complex or dtype is torch.bool:
+        return True
+    if not (dtype.is_floating_point or dtype.is_complex):
+        limits = torch.iinfo(dtype)
+        low, high = (limits.min if dtype.is_signed else -limits.max), limits.max
+        if number.kind is float:
+            outside = ((value > low - 1.0) & (value < high + 1.0)).logical_not()
+        else:
+            outside = (value < low) | (value > high)
+    else:
+        largest = torch.finfo(dtype).max
+        outside = (value > largest) | (value < -largest)
+        if number.kind is float:
+            outside = outside & value.isfinite()
+    return not LaneNumber(bool, outside)
+
+
+def _operand(name: str, number: LaneNumber, tensors: list[Tensor]) -> Tensor:
+    if name == "float_power":
+        return number.value.to(torch.complex128 if number.kind is complex else torch.float64)
+    if name in _FILLS and number.kind is not complex:
+        return number.value.to(dtype=tensors[0].dtype, device=tensors[0].device)
+    return weak(number, tensors)
+
+
+def _entry(number: LaneNumber, x: Tensor) -> Any:
+    """What is written to an entry of a tensor."""
+    if number.kind is complex and not x.is_complex():
+        return weak(number, [x])
+    return number.value.to(x.dtype) if _held(number, x.dtype) else number.resolve()
+
+
+def _rounded_once(func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+    """An operation on tensors of 16 bits with a number for its last operand."""
+    x, number = args[0], args[-1]
+    wide = [operand.to(torch.float32) for operand in args[:-1]]
+    out = _ROUNDED_ONCE[name](*wide, number.value.to(device=x.device, dtype=torch.float32), **kwargs)
+    in_place = name[0] == "i" or (func.__name__.endswith("_") and not func.__name__.endswith("__"))
+    return x.copy_(out) if in_place else out.to(x.dtype)
+
+
 _HOLDERS = frozenset({LaneNumber, list, tuple, slice})
-
-
-def _alike(value: Any, tensors: list[Tensor]) -> Any:
-    if type(value) in (int, float):
-        return torch.full((), value, dtype=torch.result_type(tensors[0], value), device=tensors[0].device)
-    return value
 
 
 def _index(index: Any) -> Any:

@@ -149,7 +149,7 @@ def _pointwise(op: OpOverload) -> Any:
                 )
             )
         dtype = logical_dtype(operands)
-        finer = dtype in _HALF and not mutates and operands[0].dim() > 0 and any(x.dtype is not dtype for x in operands)
+        finer = op in _FINER and dtype in _HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
         align = aligner(level, operands, not mutates, _computed_in if finer else _as_it_is)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
@@ -159,10 +159,12 @@ def _pointwise(op: OpOverload) -> Any:
 
 
 _HALF = (torch.float16, torch.bfloat16)
+# What does not round a second operand of no dims to half.
+_FINER = frozenset({aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode, aten.floor_divide.default})
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that kernels compute in for a result of `dtype`: a second operand of no dims is not rounded to half."""
+    """The dtype that these compute in for a result of `dtype`."""
     return torch.float32 if dtype in _HALF else dtype
 
 

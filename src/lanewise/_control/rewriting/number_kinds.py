@@ -1,0 +1,148 @@
+"""Which types of Python numbers a variable may hold, read from the syntax."""
+
+import ast
+import math
+
+from lanewise._control.rewriting.scopes import inside, stores
+
+# What calls of builtins give.
+_GIVES = {
+    "bool": "bool",
+    "int": "int",
+    "len": "int",
+    "ord": "int",
+    "hash": "int",
+    "float": "float",
+    "complex": "complex",
+}
+_RANK = {"bool": 0, "int": 1, "float": 2, "complex": 3}
+# A number of a type that depends on what it is of, and what may be anything.
+_NUMBER, ANY = "number", "any"
+_EXTREMES = frozenset({"max", "min"})
+_SOME_NUMBER = frozenset({"divmod", "max", "min", "pow", "round", "sum"})
+
+
+def assignments(statement: ast.AST) -> list[tuple[str, ast.expr]] | None:
+    """Names and what is assigned to each, where a statement does nothing but that."""
+    if not isinstance(statement, ast.Assign):
+        return None
+    found: list[tuple[str, ast.expr]] = []
+    for target in statement.targets:
+        value = statement.value
+        if isinstance(target, ast.Name):
+            found.append((target.id, value))
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for name, part in zip(target.elts, value.elts):
+                if not isinstance(name, ast.Name) or isinstance(part, ast.Starred):
+                    return None
+                found.append((name.id, part))
+        else:
+            return None
+    return found
+
+
+def _given(body: list[ast.stmt]) -> dict[str, list[ast.expr | None]]:
+    """What each name is bound to, None for what is not seen."""
+    given: dict[str, list[ast.expr | None]] = {}
+    for node in inside(body):
+        pairs = assignments(node)
+        if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and isinstance(node.target, ast.Name) and node.value:
+            pairs = [(node.target.id, node.value)]
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            pairs = [(node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value))]
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _is_range(node.iter):
+            pairs = [(node.target.id, ast.Constant(0))]
+        for name, value in pairs or ():
+            given.setdefault(name, []).append(value)
+        if pairs is None and isinstance(node, _BINDING):
+            for name in stores([node.target] if isinstance(node, ast.For) else [node]):
+                given.setdefault(name, []).append(None)
+    return given
+
+
+def kinds_of_numbers(body: list[ast.stmt]) -> dict[str, set[str]]:
+    """The types of Python numbers that each name may hold; `ANY` among them where it may hold what is no number."""
+    given = _given(body)
+    kinds: dict[str, set[str]] = {name: set() for name in given}
+    while True:
+        before = sum(map(len, kinds.values()))
+        for name, values in given.items():
+            for value in values:
+                kinds[name] |= {ANY} if value is None else number_kinds(value, kinds)
+        if before == sum(map(len, kinds.values())):
+            return kinds
+
+
+_BINDING = (ast.Assign, ast.For, ast.withitem, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+
+
+def number_kinds(value: ast.expr, kinds: dict[str, set[str]]) -> set[str]:
+    """The types of numbers that a value may have; `ANY` where it may be no number."""
+    if isinstance(value, ast.Constant):
+        name = type(value.value).__name__
+        return {name if name in _RANK else ANY}
+    if isinstance(value, ast.Name):
+        return kinds.get(value.id, {ANY})
+    if isinstance(value, ast.IfExp):
+        return number_kinds(value.body, kinds) | number_kinds(value.orelse, kinds)
+    if isinstance(value, ast.BoolOp):
+        return set().union(*[number_kinds(part, kinds) for part in value.values])
+    if isinstance(value, ast.UnaryOp):
+        found = number_kinds(value.operand, kinds)
+        return {"bool"} if isinstance(value.op, ast.Not) else {"int" if kind == "bool" else kind for kind in found}
+    if isinstance(value, ast.BinOp):
+        return {
+            _combined(a, value.op, b) for a in number_kinds(value.left, kinds) for b in number_kinds(value.right, kinds)
+        }
+    if isinstance(value, ast.Compare):
+        sides = [number_kinds(side, kinds) for side in (value.left, *value.comparators)]
+        truths = {"bool"} if all(side - {ANY} for side in sides) else {ANY}
+        return truths | {ANY for side in sides if ANY in side}
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        if value.func.id in _EXTREMES and len(value.args) > 1 and not value.keywords:
+            return set().union(*[number_kinds(arg, kinds) for arg in value.args])
+        if value.func.id == "abs" and len(value.args) == 1:
+            return {"int" if kind == "bool" else kind for kind in number_kinds(value.args[0], kinds)}
+        if value.func.id in _SOME_NUMBER:
+            return {_NUMBER, ANY}
+        return {_GIVES.get(value.func.id, ANY)}
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "item":
+        return {_NUMBER}
+    return {ANY}
+
+
+def _combined(a: str, op: ast.operator, b: str) -> str:
+    if ANY in (a, b):
+        return ANY
+    if _NUMBER in (a, b):
+        return _NUMBER
+    kind = max(a, b, "int", key=_RANK.__getitem__)
+    if isinstance(op, ast.Div):
+        return max(kind, "float", key=_RANK.__getitem__)
+    return _NUMBER if isinstance(op, ast.Pow) else kind
+
+
+def is_short(value: object) -> bool:
+    """Whether a number has so few digits that no dtype rounds it, nor what is computed from it and another such."""
+    return isinstance(value, (int, float)) and (abs(value) == math.inf or (abs(value) <= 64 and (value * 8) % 1 == 0))
+
+
+def short_names(body: list[ast.stmt], kinds: dict[str, set[str]]) -> set[str]:
+    """Names that hold no numbers but such of few digits, where they hold numbers."""
+
+    def short(value: ast.expr | None) -> bool:
+        if isinstance(value, ast.UnaryOp):
+            return short(value.operand)
+        if isinstance(value, ast.IfExp):
+            return short(value.body) and short(value.orelse)
+        if isinstance(value, ast.Constant):
+            return is_short(value.value)
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "float":
+            return bool(value.args) and isinstance(value.args[0], ast.Constant)  # an infinity
+        return value is not None and number_kinds(value, kinds) == {ANY} and not isinstance(value, ast.Call)
+
+    return {name for name, values in _given(body).items() if all(map(short, values))}
