@@ -1,4 +1,4 @@
-"""What holds for every test: a fixed seed, one thread, and no level left open."""
+"""What holds for every test: a fixed seed, one thread, no level left open, and lanes that part run together."""
 
 import random
 
@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 
+from lanewise._control.runs import pacing
 from lanewise._core.level import live_levels
 
 torch.set_num_threads(1)
@@ -16,6 +17,13 @@ def fixed_seed():
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_loops(monkeypatch, request):
+    """Functions whose lanes part run together at once, not first in a loop, but for tests that are marked `loops`."""
+    if "loops" not in request.keywords:
+        monkeypatch.setattr(pacing, "FREE", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -172,8 +172,9 @@ push_dispatch_mode = torch.utils._python_dispatch._push_mode
 # Sees every operation, to measure the memory that a chunk of lanes takes. Without it: chunk_size="auto" needs a number.
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
-# Which backward is running in this thread (-1: none): a wrapper of an ended level is in order inside a backward only.
+# Which backward runs in this thread (-1: none): an ended level's wrapper is in order there. Hooks for what it saves.
 current_graph_task_id = torch._C._current_graph_task_id
+saves_by_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 # Which formula a running backward is in; without it, writing through a mask of lanes has no gradient for the values.
 current_autograd_node = torch._C._current_autograd_node

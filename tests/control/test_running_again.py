@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanewise import error_if, errors, grad, vmap
-from lanewise._control.runs import split
+from lanewise._control.runs import watches
 from lanewise._core.parting.lanes import machine
 
 D = torch.float64
@@ -432,11 +432,11 @@ def test_a_warning_where_lanes_part_more_often_than_there_are_of_them(monkeypatc
 
     numbers = torch.arange(1, 41)
     want = torch.stack([halvings(n) for n in numbers])
-    monkeypatch.setattr(split, "_LITTLE", 0.0)
+    monkeypatch.setattr(watches, "_LITTLE", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(vmap(halvings)(numbers), want)
-    monkeypatch.setattr(split, "_LITTLE", 1.0)
+    monkeypatch.setattr(watches, "_LITTLE", 1.0)
     with pytest.warns(errors.SlowPathWarning, match=r"the 40 lanes have parted more than 60 times") as told:
         assert torch.equal(vmap(halvings)(numbers), want)
     assert len(told) == 1

@@ -121,20 +121,30 @@ def cannot_be_converted(x):
     return found.total * found.calls * x + kinds
 
 
-def list_argument(x):
-    def put(row, v):
-        try:
-            if v > 0:
-                row.append(1.0)
-                return
-            row.append(2.0)
-        finally:
-            row.append(0.5)
+def _put(row, v):
+    try:
+        if v > 0:
+            row.append(1.0)
+            return
+        row.append(2.0)
+    finally:
+        row.append(0.5)
 
+
+def list_argument(x):
     row = []
     for v in x:
-        put(row, v)
+        _put(row, v)
     return x * sum(row) + len(row)
+
+
+def list_argument_of_some(x):
+    if x.sum() > 0.2:
+        row = []
+        for v in x:
+            _put(row, v)
+        return x * sum(row) + len(row)
+    return x
 
 
 def iterators(x):
@@ -173,6 +183,7 @@ PROGRAMS = [
     attributes_by_name,
     cannot_be_converted,
     list_argument,
+    list_argument_of_some,
     iterators,
     iterator_in_a_comprehension,
     iterator_in_a_loop,

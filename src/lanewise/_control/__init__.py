@@ -3,12 +3,14 @@
 import lanewise._control.functional.torch_names
 import lanewise._control.runtime.texts  # noqa: F401
 from lanewise._control.masking.masked_lanes import run_masked, run_masked_lanes
+from lanewise._control.runs.loops import run_looped
 from lanewise._control.runs.split import run_apart
 from lanewise._control.runtime.hooks import run_hook
 from lanewise._core.recording.hooks import runner as hook_runner
 from lanewise._transforms.parting import runner
 
 runner.run = run_apart
+runner.looped = run_looped
 runner.masked = run_masked_lanes
 runner.masked_plainly = run_masked
 hook_runner.run = run_hook

@@ -20,18 +20,36 @@ from lanewise._core.recording.tensor_hooks import HookedLevel, sets_late_hooks
 # The levels of functions whose lanes part.
 _PARTING = (LaneLevel, HookedLevel, FrontLevel, FrontHookedLevel)
 
-# Code of the functions whose lanes were seen to part. They are run for that from the start.
-parted: set[Any] = set()
+
+class Ways:
+    """What is known of a function whose lanes part.
+
+    Attributes:
+        together: For which numbers of lanes, by their binary digits, they are known to run together.
+        paces: How long as many take (loops.py), also those of transforms of the function, by how many these are.
+    """
+
+    __slots__ = ("together", "paces")
+
+    def __init__(self) -> None:
+        self.together: set[int] = set()
+        self.paces: dict[tuple[int, int], Any] = {}
+
+
+# By code, the functions whose lanes were seen to part. They are run for that from the start.
+parted: dict[Any, Ways] = {}
 
 
 class _Runner:
     """What runs a function whose lanes part: `run(call, leaves, dims, spec, out_dims, randomness, place)`.
 
-    `masked(func, leaves, dims, spec, out_dims, place)` gives what that does for a cheap one without that, or None;
+    `looped`, called like that, gives what that does where a loop over the examples is tried, or None.
+    `masked(func, leaves, dims, spec, out_dims, place)` gives it for a cheap function, or None;
     `masked_plainly(func, args, in_dims)` the result alone, where lanes are in front of all that has some.
     """
 
     run: Callable[..., Any]
+    looped: Callable[..., Any]
     masked: Callable[..., Any]
     masked_plainly: Callable[..., Any]
 
@@ -104,7 +122,7 @@ def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Befor
         return False
     else:
         if level.answers is None:
-            parted.add(code)
+            parted.setdefault(code, Ways())
         remember(level, code)
     if isinstance(level.journal, Journal):
         level.journal.undo(level)

@@ -155,7 +155,8 @@ def vmap(
                         raise
                     if generators is not None:
                         generators.reseat()
-            if lanes_first and size > 0 and not kwargs and code in parted:
+            ways = parted.get(code) if lanes_first and size > 0 and not kwargs else None
+            if ways is not None and size.bit_length() in ways.together:
                 each: Any = in_dims if plain else (0,) * len(args)
                 if tensors_only([arg for arg, dim in zip(args, each) if dim is not None]):
                     out = runner.masked_plainly(func, args, each)
@@ -350,7 +351,9 @@ def run_lanes(
             if generators is not None:
                 generators.reseat()
     if length and whole:
-        found = runner.masked(call.func, leaves, dims, spec, out_dims, place)
+        found = runner.looped(call, leaves, dims, spec, out_dims, randomness, place)
+        if found is None:
+            found = runner.masked(call.func, leaves, dims, spec, out_dims, place)
         if found is not None:
             return found
     return runner.run(call, leaves, dims, spec, out_dims, randomness, place)

@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import time
 import types
 from typing import Any
 
@@ -24,10 +25,14 @@ _converted: dict[types.CodeType, types.CodeType | Unsupported] = {}
 
 
 class _Runtime:
-    """What converted code calls: the module flow.py, once that has been imported, and a closure that holds it."""
+    """What converted code calls: the module flow.py, once that has been imported, and a closure that holds it.
+
+    `seconds`: how long threads have worked to convert code.
+    """
 
     module: Any = None
     cells: Any = None
+    seconds = 0.0
 
 
 runtime = _Runtime()
@@ -38,10 +43,12 @@ def converted_code(func: types.FunctionType) -> types.CodeType | Unsupported:
     code = func.__code__
     found = _converted.get(code)
     if found is None:
+        begun = time.thread_time()
         try:
             found = _convert(func)
         except Unsupported as reason:
             found = reason
+        runtime.seconds += time.thread_time() - begun
         _converted[code] = found
         if isinstance(found, types.CodeType):
             _converted[found] = found

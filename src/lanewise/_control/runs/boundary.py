@@ -1,14 +1,16 @@
 """A call whose lanes part: run with all that agree, then run again for those that were left behind."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanewise._control.runs import pacing
 from lanewise._control.runs.naming import naming_lanes
-from lanewise._control.runs.one_by_one import Alone
+from lanewise._control.runs.one_by_one import Alone, pieces_of
 from lanewise._control.runs.telling import Told, told
 from lanewise._core.again.journal import Journal
 from lanewise._core.again.lines import now, take_back
@@ -19,7 +21,7 @@ from lanewise._core.level import on_plane
 from lanewise._core.parting.causes import Cause
 from lanewise._core.parting.joins import MANY_WAYS, boundary_of
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import Boundary, Lanes, Restart, Stretch, child, machine, merge_target
+from lanewise._core.parting.lanes import Boundary, Lanes, Restart, child, machine, merge_target
 from lanewise._core.recording.leaf_gradients import merge_gradients, shared_gradients, show_gradients
 from lanewise.errors import SlowPathWarning, warn_at_user_line
 
@@ -36,6 +38,7 @@ def boundary(
     join: Callable[..., Any],
     *,
     structured: bool = False,
+    results: Sequence[Any] = (),
     alone: Alone | None = None,
     cause: Cause | None = None,
 ) -> Any:
@@ -45,6 +48,7 @@ def boundary(
     wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers. Lanes
     that were seen to differ in a value do not run together again.
 
+    `results`: those of all lanes on the plane below, if they are known.
     `alone`: how they run one by one; None where they have to do so on the level.
     `cause`: why `thunk` runs as it was written, though it can be converted.
     """
@@ -64,36 +68,35 @@ def boundary(
     values: list[Any] = []
     waiting: Tensor | None = None
     one_by_one = False
+    why: Told | None = None
     before = shared_gradients(level)
-    begun = now()
+    printed = now()
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
     try:
         machine.level = level if structured else None
         machine.boundaries.append(here)
-        if alone is not None and alone.known(base.size) and alone.may_run(level, journal):
-            with on_plane(None):
-                waiting = torch.arange(base.size)
-            one_by_one = True
-            if base.size > MANY_WAYS:
-                _warn_one_by_one(base, alone.told)
-        elif structured and alone is not None and (limit := alone.limit(base.size)) and alone.may_run(level, journal):
-            for lanes, value, gradients in alone.run(level, base, before, limit):
+        if results:
+            waiting = _no_places()
+            for lanes, value in pieces_of(level, base, results):
                 pieces.append(lanes)
                 values.append(value)
-                shared.append(gradients)
+                shared.append([])
                 drawn_by.append({})
-            done = sum(lanes.size for lanes in pieces)
+        elif alone is not None and alone.known(base.size) and alone.may_run(level, journal):
             with on_plane(None):
-                waiting = torch.arange(done, base.size)
-            level.lanes = child(base, Stretch(done, base.size - done))
+                waiting = torch.arange(base.size)
+            one_by_one, why = True, alone.told
         while waiting is None or waiting.shape[0]:
             if one_by_one and waiting is not None and alone is not None and alone.may_run(level, journal):
+                started = time.thread_time()
                 for lanes, value, gradients in alone.run(level, child(base, waiting), before):
                     pieces.append(lanes)
                     values.append(value)
                     shared.append(gradients)
                     drawn_by.append({})
+                if why is not None and base.size > MANY_WAYS and time.thread_time() - started >= pacing.FREE:
+                    _warn_one_by_one(base.size, why)
                 break
             with naming_lanes(level):
                 values.append(thunk())
@@ -112,7 +115,7 @@ def boundary(
                     ends.go_on()
                 if not one_by_one and len(pieces) > MANY_WAYS and base.size < _FEW * len(pieces):
                     ways = f"took {len(pieces)} different ways"
-                    _warn(base, ways, "may take longer than", told(here.calls, cause))
+                    _warn(base.size, ways, "may take longer than", told(here.calls, cause))
                 break
             rows = waiting[:1] if one_by_one else here.alike(waiting)
             if not one_by_one:
@@ -124,10 +127,11 @@ def boundary(
                     runs = len(pieces) + waiting.shape[0]
                     if runs > MANY_WAYS and _WORTH * runs > base.size:
                         why = told(here.calls, cause)
-                        _warn_one_by_one(base, why)
+                        if rows is not waiting:
+                            _warn_one_by_one(base.size, why)
                         if alone is not None:
                             alone.note(base.size, why)
-            take_back(level, begun, child(base, waiting))
+            take_back(level, printed, child(base, waiting))
             if journal.refits and around is level:
                 raise Restart(level)
             if call is not None and journal.outlives():
@@ -152,6 +156,11 @@ def boundary(
     return join(level, target, pieces, values)
 
 
+def _no_places() -> Tensor:
+    with on_plane(None):
+        return torch.arange(0)
+
+
 def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
     """The positions in `base` that are still waiting."""
     places = done.positions(base)
@@ -165,14 +174,14 @@ def _without(base: Lanes, waiting: Tensor | None, done: Lanes) -> Tensor:
         return mask.nonzero().squeeze(1)
 
 
-def _warn_one_by_one(base: Lanes, why: Told) -> None:
-    _warn(base, f"take {MANY_WAYS} different ways and more", "takes about as long as", why)
+def _warn_one_by_one(lanes: int, why: Told) -> None:
+    _warn(lanes, f"take {MANY_WAYS} different ways and more", "takes about as long as", why)
 
 
-def _warn(base: Lanes, ways: str, long: str, why: Told) -> None:
+def _warn(lanes: int, ways: str, long: str, why: Told) -> None:
     warn_at_user_line(
         SlowPathWarning(
-            f"vmap: the {base.size} lanes {ways} through code that is run again for each of them, which {long} a "
+            f"vmap: the {lanes} lanes {ways} through code that is run again for each of them, which {long} a "
             f"Python loop over them{why.rows}\nWrite instead:\n  {why.instead}"
         )
     )

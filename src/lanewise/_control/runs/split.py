@@ -1,6 +1,5 @@
 """A function whose lanes part: run with all that agree, then run again for those that were left behind."""
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from lanewise._control.rewriting.convert import converted
 from lanewise._control.runs.boundary import boundary
 from lanewise._control.runs.one_by_one import Alone
 from lanewise._control.runs.results import apart, put_together
+from lanewise._control.runs.watches import Budget, Telling
 from lanewise._core.again.journal import Journal, memory
 from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.batch import BatchLevel, BatchTensor
@@ -26,14 +26,12 @@ from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.parting.picked import by_number
 from lanewise._core.parting.rows import all_pairs
 from lanewise._core.plane import recorded, tracked
-from lanewise._core.recording.leaf_gradients import shared_gradients
 from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
 from lanewise._core.trees import Spec, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of, remember
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
-from lanewise.errors import SlowPathWarning, at_user_line, warn_at_user_line
 
 # Code of functions that change what lanes share in a way that converted code cannot, and how, where that is known: they
 # run as they were written.
@@ -41,9 +39,21 @@ _as_written: dict[Any, Cause | None] = {}
 
 
 def run_apart(
-    call: Call, leaves: list, dims: list, spec: Spec, out_dims: Any, randomness: str, place: tuple[int, int, int]
-) -> tuple[list, list, Spec]:
-    """One chunk of a `vmap` whose lanes part."""
+    call: Call,
+    leaves: list,
+    dims: list,
+    spec: Spec,
+    out_dims: Any,
+    randomness: str,
+    place: tuple[int, int, int],
+    results: Sequence[Any] = (),
+    budget: Budget | None = None,
+) -> Any:
+    """One chunk of a `vmap` whose lanes part.
+
+    `results`: those of all lanes on the plane around, if they are known.
+    `budget`: where that gives the run up, None comes back, and nothing has changed.
+    """
     generators = None if randomness == "error" else Generators()
     jagged = {
         position: Components(leaf, dim, *place[:2])
@@ -54,7 +64,7 @@ def run_apart(
         jagged or is_ragged(out_dims) or any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
     )
     code = code_of(call.func)
-    func = None if code in _as_written else converted(call.func)
+    func = None if code in _as_written or results else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
     while True:
         level = _level(place, randomness, flat, code)
@@ -76,16 +86,19 @@ def run_apart(
             with level:
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
-                alone = None if jagged else Alone(code, call.func, lanes, spec, held is None)
-                with _telling_of_many(level.root.size) as times:
+                alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
+                with (budget or Telling(level.root.size)).of(level):
                     out = boundary(
-                        level, thunk, join, structured=func is not None, alone=alone, cause=_as_written.get(code)
+                        level,
+                        thunk,
+                        join,
+                        structured=func is not None,
+                        results=results,
+                        alone=alone,
+                        cause=_as_written.get(code),
                     )
                 if machine.raised:
                     raise_caught(level, Restart)
-                if func is not None and alone is not None and times.partings():
-                    if level.journal.untouched and not shared_gradients(level):
-                        alone.note_time(level.root.size, times.partings(), times.seconds())
                 check_lost(level, code)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
@@ -102,6 +115,8 @@ def run_apart(
             if held is not None:
                 held.put_back()
             flat = flat and restart.flat
+            if restart.slow:
+                return None
             remember(level, code)
             if not restart.structured:
                 func = None
@@ -109,56 +124,6 @@ def run_apart(
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)
-
-
-# A parting costs as much as the smallest functions take for thirty lanes in a loop. So many for each lane are worth
-# telling of, where lanes do little in between: the thread works for less than so many seconds. Among fewer lanes than
-# that, nobody looks for speed.
-_OFTEN, _FEW_LANES, _LITTLE = 1.5, 32, 4e-4
-
-
-class _telling_of_many:
-    """Warns inside, at the line of the function that they come to, once lanes part more often than is worth it."""
-
-    __slots__ = ("lanes", "most", "begun", "before", "around")
-
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
-        self.most = int(_OFTEN * lanes)
-
-    def __enter__(self) -> "_telling_of_many":
-        self.around = machine.limit, machine.tell
-        self.before = machine.partings
-        self.begun = time.thread_time()
-        if self.lanes >= _FEW_LANES:
-            machine.limit, machine.tell = machine.partings + self.most, self.tell
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        machine.limit, machine.tell = self.around
-
-    def partings(self) -> int:
-        """How often lanes have parted."""
-        return machine.partings - self.before
-
-    def seconds(self) -> float:
-        """How long the thread has worked."""
-        return time.thread_time() - self.begun
-
-    def tell(self) -> None:
-        if self.seconds() > _LITTLE * self.most:
-            return
-        warn_at_user_line(
-            SlowPathWarning(
-                at_user_line(
-                    f"vmap: the {self.lanes} lanes have parted more than {self.most} times and do little "
-                    "in between, which may take longer than a Python loop over them. It would take about as long for "
-                    "many more lanes",
-                    "torch.where(x > 0, a, b)  # in place of a branch that does little\n"
-                    "vmap(f)(xs)  # with more lanes at once",
-                )
-            )
-        )
 
 
 def _run(

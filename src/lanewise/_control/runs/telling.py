@@ -8,7 +8,7 @@ from lanewise._control.rewriting.compiling import converted_code, is_converted
 from lanewise._control.rewriting.source import Unsupported
 from lanewise._core.again.libraries import of_library
 from lanewise._core.parting.causes import Cause
-from lanewise.errors import Step
+from lanewise.errors import SlowPathWarning, Step, warn_at_user_line
 
 _TENSORS = (
     "tensors where Python's own numbers decide: x.max() for max(x.tolist()), x.sort() for sorted(x), "
@@ -32,14 +32,30 @@ def told(calls: list[Step] | None, restarted: Cause | None) -> Told:
     `restarted`: why the outermost of them runs as it was written, though it can be converted; None if it cannot be.
     """
     calls = calls or []
-    place = next((call for call in calls if call.users), None)
-    rows = "" if place is None else f"\n  they part at {_at(place.code.co_filename, place.line)}"
+    rows = _rows(calls)
     cause = _cause(calls) or restarted
     if cause is None:
         return Told(rows, _TENSORS)
     text = _text(cause.file, cause.line)
     where = "" if not cause.line else f" (line {cause.line}: {text})" if text else f" (line {cause.line})"
     return Told(f"{rows}\n  {cause.function} ({cause.file}:{cause.first}) {cause.what}{where}", cause.instead)
+
+
+def told_of_many(calls: list[Step]) -> Told:
+    """What to tell of lanes that part often in `calls`, innermost first, and do little in between."""
+    return Told(_rows(calls), "torch.where(x > 0, a, b)  # in place of a branch that does little\n  " + _TENSORS)
+
+
+def warn_loop(lanes: int, why: Told | None) -> None:
+    """Warn of so many lanes that run one by one because that takes no longer than to run together."""
+    text = f"vmap: the {lanes} lanes part so often that they run one by one, which takes about as long as a Python loop"
+    rows = "" if why is None else f"{why.rows}\nWrite instead:\n  {why.instead}"
+    warn_at_user_line(SlowPathWarning(f"{text} over them{rows}"))
+
+
+def _rows(calls: list[Step]) -> str:
+    place = next((call for call in calls if call.users), None)
+    return "" if place is None else f"\n  they part at {_at(place.code.co_filename, place.line)}"
 
 
 def _cause(calls: list[Step]) -> Cause | None:

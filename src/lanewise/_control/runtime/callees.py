@@ -294,10 +294,9 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
     if level is None:
         return func(*args, **kwargs)
     waited = narrowed()
-    parts = Parts(
-        (func, getattr(func, "__self__", None), *(getattr(func, "__closure__", None) or ()), *args, *kwargs.values())
-    )
-    if parts.before is None:
+    things = (func, getattr(func, "__self__", None), *(getattr(func, "__closure__", None) or ()), *args)
+    parts, own = [Parts((*things, *kwargs.values()), own) for own in (False, True)]
+    if parts.before is None or own.before is None:
         raise Restart(level, cause=changed_inside())
     runs: list[None] = []
     try:
@@ -306,10 +305,10 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
         # Each run has changed what the others did, or they may fail for that.
         kind = sys.exc_info()[0]
         if (waited or len(runs) > 1) and (kind is None or issubclass(kind, Exception)):
-            if parts.changed():
+            if parts.changed() or (len(runs) > 1 and own.changed()):
                 parts.begin_again()
                 raise Restart(level, cause=changed_inside()) from None
-            if len(runs) > 1 and reach_iterators(parts.things):
+            if len(runs) > 1 and reach_iterators([*parts.things, *own.things]):
                 raise Restart(level, cause=iterator_shared()) from None
 
 

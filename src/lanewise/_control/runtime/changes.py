@@ -105,7 +105,7 @@ _MOST = 20_000
 class Parts:
     """What objects hold, at any depth, to be compared with what they hold later, and to be put back.
 
-    Objects that the running lanes have made are left out.
+    Objects that the running lanes have made are left out, or (`own`) all others.
 
     Attributes:
         things: The objects.
@@ -115,12 +115,12 @@ class Parts:
 
     __slots__ = ("things", "before", "gradients")
 
-    def __init__(self, things: Any) -> None:
+    def __init__(self, things: Any, own: bool = False) -> None:
         tensors = [thing for thing in things if isinstance(thing, Tensor)]
         for thing in things:
             if isinstance(thing, Optimizer):  # one of their own, too, may have leaves of all
                 tensors += [leaf for group in thing.param_groups for leaf in group["params"]]
-        self.things = [thing for thing in things if not isinstance(thing, ATOMS) and not _is_own(thing)]
+        self.things = [thing for thing in things if not isinstance(thing, ATOMS) and _is_own(thing) is own]
         self.before = look(self.things, _MOST)  # the id of an object is its own as long as it lives
         for _, _, parts in self.before or ():
             tensors += [part for part in parts if isinstance(part, Tensor)]

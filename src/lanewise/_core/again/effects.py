@@ -21,6 +21,14 @@ _CHANGING = MUTATING | frozenset(
     "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
     "iadd iconcat ior iand isub ixor imul seek truncate".split()
 )
+# Names of what shows how often it is called, or leaves gradients.
+_SHOWING = frozenset(
+    "print pprint input breakpoint set_trace write writelines warn info warning critical random rand randn randint "
+    "randperm seed manual_seed backward zero_grad step now".split()
+)
+# Names of what gives the memory of a tensor to code that may write to it unseen, and of what else writes to arrays.
+_MEMORY = frozenset("numpy asarray from_dlpack to_dlpack data_ptr untyped_storage storage".split())
+_TO_ARRAYS = frozenset("fill fill_diagonal copyto putmask place partition itemset setflags at".split())
 # Instructions that put a new container or a number on the stack, and those that only move what is there.
 _MADE = frozenset(
     "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
@@ -44,13 +52,16 @@ class Effects:
         attributes, bound: Names of attributes, and of those that it binds.
         by_name: Whether it may bind attributes whose names it is given.
         writes: Whether it may write to tensors in place.
+        shows: Whether it may show in other ways how often it runs: it prints, draws, pulls gradients back, or writes to
+            the memory of a tensor unseen.
     """
 
-    __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes")
+    __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes", "shows")
 
     def __init__(self, code: types.CodeType, variables: dict) -> None:
         self.changes = self.writes = False
         self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
+        self.shows = not _SHOWING.isdisjoint(code.co_names)
         self.names: set[str] = set()
         self.stored: set[str] = set()
         self.attributes: set[str] = set()
@@ -64,6 +75,9 @@ class Effects:
             self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
         if "globals" in code.co_names:
             self.names |= {const for const in code.co_consts if type(const) is str and const in variables}
+        memory = not _MEMORY.isdisjoint(code.co_names)
+        to_array = any(type(const) is tuple and "out" in const for const in code.co_consts)
+        to_array = to_array or not _TO_ARRAYS.isdisjoint(code.co_names)
         to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
         for place, step in enumerate(steps):
             kind, name = step.opname, step.argval
@@ -93,16 +107,19 @@ class Effects:
                 outside = not (place > 1 and _loads(steps[place - 2], own))
                 self.changes, self.writes = self.changes or outside, self.writes or outside
             elif kind == "BINARY_OP" and step.argrepr in _IN_PLACE:
+                to_array = True
                 after = steps[place + 1] if place + 1 < len(steps) else None
                 # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
                 outside = not _stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
                 self.changes, self.writes = self.changes or outside, self.writes or outside
+        self.shows = self.shows or (memory and (to_array or self.changes))
         for const in code.co_consts:
             if isinstance(const, types.CodeType):
                 inner = effects_of(const, variables)
                 self.changes = self.changes or inner.changes
                 self.writes = self.writes or inner.writes
                 self.by_name = self.by_name or inner.by_name
+                self.shows = self.shows or inner.shows
                 self.names |= inner.names
                 self.stored |= inner.stored
                 self.attributes |= inner.attributes

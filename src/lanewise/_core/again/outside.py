@@ -92,7 +92,7 @@ class Reach:
             for changing in _changing(thing):
                 if isinstance(changing, type):
                     self.changes = True
-                    self._pending += _functions_of(changing)
+                    self._pending += functions_of(changing)
                 else:
                     self._pending.append(changing)
 
@@ -178,11 +178,12 @@ def _class_changes(kind: type) -> bool:
     found = _classes.get(kind)
     if found is None:
         _classes[kind] = False  # while it is looked at
-        found = _classes[kind] = Reach(*_functions_of(kind), verdict=True).changes
+        found = _classes[kind] = Reach(*functions_of(kind), verdict=True).changes
     return found
 
 
-def _functions_of(kind: type) -> list[Any]:
+def functions_of(kind: type) -> list[Any]:
+    """The methods of a class that is no library's."""
     found: list[Any] = []
     for base in kind.__mro__:
         if of_library(base.__module__):

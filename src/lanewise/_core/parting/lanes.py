@@ -331,15 +331,24 @@ class Restart(BaseException):
         structured: Whether converted code may still run. Without: the function runs as it was written.
         flat: Whether its lanes may still be all pairs with those of the `vmap` around it.
         cause: Why converted code will not do, for a warning.
+        slow: Whether its lanes have parted for as long as a loop over them takes.
     """
 
-    def __init__(self, level: Any, structured: bool = False, flat: bool = True, cause: Cause | None = None) -> None:
+    def __init__(
+        self,
+        level: Any,
+        structured: bool = False,
+        flat: bool = True,
+        cause: Cause | None = None,
+        slow: bool = False,
+    ) -> None:
         super().__init__()
         self.level = level
         self.structured = structured
         self.flat = flat
         self.cause = cause
-        machine.raised.append((Restart, level, structured, flat, cause))
+        self.slow = slow
+        machine.raised.append((Restart, level, structured, flat, cause, slow))
 
 
 def running_lanes() -> Lanes | None:

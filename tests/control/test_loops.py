@@ -1,0 +1,577 @@
+"""Functions whose lanes part are tried in a loop over the examples first, which stays where it is quicker."""
+
+import heapq
+import re
+import time
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lanewise import debug, errors, grad, jvp, vmap
+from lanewise._control.runs import loops, pacing, watches
+from lanewise._control.runs.pacing import Pace
+from tests.control.compositions import by_autograd, by_vmap, by_vmap_grad, examples
+from tests.control.fuzz import program
+
+pytestmark = pytest.mark.loops
+
+
+class Clock:
+    """Stands for the time that the thread works: it goes on by `step` whenever it is asked for."""
+
+    def __init__(self):
+        self.now, self.step = 0.0, 0.0
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "thread_time", clock)
+    return clock
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """What has run: how many examples are done when a loop stops, and what all lanes together come to."""
+    found = []
+    go_on, apart, masked = loops._Loop.go_on, loops.run_apart, loops.runner.masked
+
+    def go_on_noted(self, enough):
+        go_on(self, enough)
+        found.append("failed" if self.failed else len(self.results))
+
+    def apart_noted(*args, **options):
+        out = apart(*args, **options)
+        found.append("given up" if out is None else "apart")
+        return out
+
+    def masked_noted(*args):
+        out = masked(*args)
+        if out is not None:
+            found.append("masked")
+        return out
+
+    monkeypatch.setattr(loops._Loop, "go_on", go_on_noted)
+    monkeypatch.setattr(loops, "run_apart", apart_noted)
+    monkeypatch.setattr(loops.runner, "masked", masked_noted)
+    return found
+
+
+@pytest.fixture
+def slow_together(clock, monkeypatch):
+    """A loop is too long to be free, and lanes that part take longer than one."""
+    clock.step = 1.0
+    monkeypatch.setattr(pacing, "FREE", 1.0)
+    seconds = iter(range(10**6, 10**9, 10**6))
+    monkeypatch.setattr(watches.Budget, "seconds", lambda self: next(seconds))
+
+
+def as_loop(f, *columns):
+    return torch.stack([torch.as_tensor(f(*row)) for row in zip(*columns)])
+
+
+def numbers(count=40):
+    return torch.arange(1, count + 1)
+
+
+def fresh():
+    """A search of which nothing is known yet."""
+
+    def found(k):
+        n = int(k)
+        for i in range(100):
+            if i == n:
+                return torch.tensor(2 * i)
+        return torch.tensor(-1)
+
+    return found
+
+
+# --- which way -------------------------------------------------------------------------------------------------------
+
+
+def searches(k):
+    n = int(k)
+    for i in range(100):
+        if i == n:
+            return torch.tensor(2 * i)
+    return torch.tensor(-1)
+
+
+def test_a_loop_that_costs_next_to_nothing_is_all_there_is(clock, ran):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert torch.equal(vmap(searches)(numbers()), 2 * numbers())
+    assert ran == [40] * 3
+
+
+def searches_again(k):
+    n = int(k)
+    for i in range(60):
+        if i == n:
+            return torch.tensor(3 * i)
+    return torch.tensor(-1)
+
+
+def test_lanes_that_take_longer_together_come_to_the_end_in_a_loop(slow_together, ran):
+    with pytest.warns(errors.SlowPathWarning) as told:
+        assert torch.equal(vmap(searches_again)(numbers()), 3 * numbers())
+    assert ran == [1, "given up", 40]
+    assert str(told[0].message).startswith(
+        "vmap: the 40 lanes part so often that they run one by one, which takes about as long as a Python loop over "
+        "them\n  they part at "
+    )
+    first = searches_again.__code__.co_firstlineno
+    place = re.search(r"they part at (.*?):(\d+): ", str(told[0].message))
+    assert place and place[1] == __file__ and first < int(place[2]) <= first + 4  # in the loop of the function
+    with pytest.warns(errors.SlowPathWarning):
+        assert torch.equal(vmap(searches_again)(numbers()), 3 * numbers())
+    assert ran[3:] == [40]
+
+
+def searches_shortly(k):
+    n = int(k)
+    for i in range(50):
+        if i == n:
+            return torch.tensor(4 * i)
+    return torch.tensor(-1)
+
+
+def test_what_is_worth_telling_of(slow_together, ran, clock, monkeypatch):
+    with pytest.warns(errors.SlowPathWarning):
+        vmap(searches_shortly)(numbers())
+    clock.step = 0.0  # in next to no time, whatever it takes together
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(vmap(searches_shortly)(numbers()), 4 * numbers())
+    clock.step = 1e-3
+    monkeypatch.setattr(pacing, "FREE", 1e3)
+    told = []
+    for _ in range(pacing.LATER - 2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            vmap(searches_shortly)(numbers())
+        told.append(len(caught))
+    assert sum(told) == 0 or sum(told) < len(told)  # after some that add up, if at all
+
+
+def works(x, k):
+    for _ in range(int(k) % 4):
+        x = x * 2
+    return x
+
+
+def test_lanes_that_are_quicker_together_stay_so(clock, ran):
+    xs = torch.rand(40)
+    want = as_loop(works, xs, numbers())
+    clock.step = 1.0
+    assert torch.equal(vmap(works)(xs, numbers()), want)
+    assert ran == [1, "apart"]
+    for _ in range(3):
+        assert torch.equal(vmap(works)(xs, numbers()), want)
+    assert ran[2:] == ["apart"] * 3
+
+
+def newton(x):
+    y = x
+    while (y * y - x).abs() > 1e-6 * x:
+        y = 0.5 * (y + x / y)
+    return y
+
+
+def test_masks_take_over_from_a_loop(clock, ran, monkeypatch):
+    xs = torch.rand(40) + 0.5
+    want = as_loop(newton, xs)
+    torch.testing.assert_close(vmap(newton)(xs), want)
+    assert ran == [40]
+    monkeypatch.setattr(pacing, "RENT", 0.0)  # enough of loops
+    torch.testing.assert_close(vmap(newton)(xs), want)
+    torch.testing.assert_close(vmap(newton)(xs), want)
+    assert ran == [40, "masked"]  # and then without looking on
+
+
+def test_a_pace():
+    pace = Pace()
+    assert pace.free() == pacing.FREE and not pace.runs_alone()
+    pace.note_loop(1e-5, 1e-3, True)
+    assert pace.free() == pacing.FREE and not pace.runs_alone()
+    pace.note_loop(1e-5, pacing.RENT, True)
+    assert pace.free() < 0
+    assert pace.note_together(100, 1e-4)  # ten times as fast
+    assert pace.free() == 0 and not pace.runs_alone()
+    assert not pace.note_together(100, 1.0) and not pace.runs_alone()  # once may be a mishap
+    assert pace.note_together(100, 1e-4)
+    assert not pace.note_together(100, 1.0) and not pace.note_together(100, 1.0)
+    assert [pace.runs_alone() for _ in range(pacing.LATER + 2)] == [True] * pacing.LATER + [False] * 2
+    pace.go_alone()
+    assert sum(pace.runs_alone() for _ in range(5 * pacing.LATER)) == 2 * pacing.LATER
+
+
+def test_a_pace_known_from_few_examples():
+    pace = Pace()
+    pace.note_loop(1e-5, 1e-4, False)
+    for _ in range(2):
+        assert not pace.runs_alone()
+        assert not pace.note_together(100, 9e-4)  # too close to say
+    assert pace.runs_alone() and pace.free() == 0 and not pace.sure
+    pace.note_loop(0.5e-5, 5e-4, True)
+    assert not pace.runs_alone()
+    assert not pace.note_together(100, 9e-4) and not pace.note_together(100, 9e-4)
+    assert pace.runs_alone()
+    pace.note_loop(1.0, 100.0, False)  # the garbage was collected
+    assert pace.each == pytest.approx(0.75e-5)
+
+
+def test_a_loop_that_takes_much_longer_than_before_is_left(slow_together, ran, clock):
+    found = fresh()
+    want = as_loop(found, numbers())
+    with pytest.warns(errors.SlowPathWarning):
+        for _ in range(2):
+            assert torch.equal(vmap(found)(numbers()), want)
+        clock.step = 1e4
+        assert torch.equal(vmap(found)(numbers()), want)
+    assert ran[:4] == [1, "given up", 40, 40] and ran[4] < 40 and ran[5] == "given up"
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("why", ["deterministic", "distributed"])
+def test_no_time_decides_where_runs_are_to_be_the_same(why, clock, ran, monkeypatch):
+    if why == "deterministic":
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    else:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for _ in range(3):
+        assert torch.equal(vmap(fresh())(numbers()), 2 * numbers())
+    assert ran == []
+
+
+# --- what comes out --------------------------------------------------------------------------------------------------
+
+
+def halvings(n):
+    n, count = int(n), 0
+    while n != 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        count += 1
+    return {"count": count, "pair": (torch.tensor(count), torch.ones(2) * count, "text", 1)}
+
+
+def test_results_that_are_numbers_and_structures(clock, ran):
+    want = [halvings(n) for n in numbers()]
+    got = vmap(halvings, out_dims={"count": 0, "pair": (0, 1, None, None)})(numbers())
+    assert got["count"].tolist() == [each["count"] for each in want] and got["count"].dtype is torch.int64
+    assert torch.equal(got["pair"][0], torch.stack([each["pair"][0] for each in want]))
+    assert torch.equal(got["pair"][1], torch.stack([each["pair"][1] for each in want], 1))
+    assert got["pair"][2:] == ("text", 1)
+    assert ran == [40]
+
+
+def mixed(k):
+    n = int(k)
+    return 1 if n < 5 else 0.5 if n < 9 else torch.tensor(2)
+
+
+def test_results_that_are_put_together_as_lanes_that_parted(clock, ran):
+    want = as_loop(mixed, numbers(12)).double()
+    assert torch.equal(vmap(mixed)(numbers(12)).double(), want)
+    ones = lambda k: torch.ones(int(k))
+    assert [row.shape[0] for row in vmap(ones, out_dims="list")(numbers(5))] == [1, 2, 3, 4, 5]
+    assert vmap(lambda k: int(k) + 1, out_dims="list")(numbers(5)) == [2, 3, 4, 5, 6]
+    assert vmap(ones, out_dims="jagged")(numbers(5)).offsets().tolist() == [0, 1, 3, 6, 10, 15]
+    with pytest.raises(errors.TransformError, match="cannot be stacked: lane 0 gives .1., lane 1 gives .2."):
+        vmap(ones)(numbers(5))
+    with pytest.raises(errors.LaneValueError, match="different values"):
+        vmap(lambda k: "few" if int(k) < 3 else "many")(numbers(5))
+    with pytest.raises(ValueError, match="out_dims"):
+        vmap(lambda k: torch.tensor(int(k)), out_dims=None)(numbers(5))
+
+
+ONE = torch.ones(2)
+
+
+def returns_one(k):
+    for i in range(60):
+        if i == int(k):
+            return ONE, torch.tensor(i)
+    return ONE, torch.tensor(0)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_runs_again_in_the_same_way(reentrant, clock, ran, monkeypatch):
+    xs = torch.linspace(0.5, 2.0, 40)
+    for _ in range(3):
+        leaf = xs.clone().requires_grad_()
+        out = checkpoint(lambda x: vmap(powers)(x, numbers()), leaf, use_reentrant=reentrant)
+        clock.step = 1.0 - clock.step  # time passes, or does not
+        out.sum().backward()
+        torch.testing.assert_close(leaf.grad, 2 * xs * numbers())
+    assert reentrant or ran == []
+
+
+def test_an_object_that_all_lanes_return_is_that_object(clock, ran):
+    same, place = vmap(returns_one, out_dims=(None, 0))(numbers())
+    assert same is ONE and torch.equal(place, numbers())
+    assert torch.equal(vmap(returns_one)(numbers())[0], ONE.expand(40, 2))
+    assert ran == [40, 40]
+
+
+def powers(x, k):
+    for i in range(100):
+        if i == int(k):
+            return x * x * i
+    return x
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("given_up", [False, True])
+def test_derivatives(given_up, clock, request):
+    if given_up:
+        request.getfixturevalue("slow_together")
+    xs = torch.linspace(0.5, 2.0, 40)
+    want = 2 * xs * numbers()
+    for _ in range(3):
+        leaf = xs.clone().requires_grad_()
+        vmap(powers)(leaf, numbers()).sum().backward()
+        torch.testing.assert_close(leaf.grad, want)
+        torch.testing.assert_close(grad(lambda xs: vmap(powers)(xs, numbers()).sum())(xs), want)
+        torch.testing.assert_close(vmap(grad(powers))(xs, numbers()), want)
+        torch.testing.assert_close(jvp(lambda xs: vmap(powers)(xs, numbers()), (xs,), (xs,))[1], want * xs)
+
+
+def test_lanes_along_any_dim_in_chunks_and_named(clock, ran):
+    def f(x, k, scale):
+        return x.sum() * int(k) * scale["a"] if int(k) % 2 else -x.sum()
+
+    x = torch.rand(3, 10)
+    scale = {"a": torch.rand(10)}
+    want = torch.stack([f(x[:, i], i + 1, {"a": scale["a"][i]}) for i in range(10)])
+    torch.testing.assert_close(vmap(f, in_dims=(1, 0, 0))(x, numbers(10), scale), want)
+    torch.testing.assert_close(vmap(f, in_dims=(1, 0, 0), chunk_size=4)(x, numbers(10), scale), want)
+    torch.testing.assert_close(vmap(f, in_dims={"x": 1, "k": 0, "scale": 0})(x, scale=scale, k=numbers(10)), want)
+    assert ran == [10, 4, 4, 2, 10]
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs(seed, given_up, clock, request):
+    if given_up:
+        request.getfixturevalue("slow_together")
+    f, text = program(seed, in_place=seed % 3 == 0, kinds=seed % 2 == 1)
+    try:
+        want = [composition(f, *examples(seed, lanes=6))[1] for composition in (by_vmap, by_vmap_grad, by_autograd)]
+    except (RuntimeError, TypeError):
+        return
+    for _ in range(2):
+        for composition, each in zip((by_vmap, by_vmap_grad, by_autograd), want):
+            got = composition(f, *examples(seed, lanes=6))[0]
+            assert torch.allclose(got, each, rtol=1e-8, atol=1e-8), f"{composition.__name__}\n{text}"
+
+
+# --- errors and traces -----------------------------------------------------------------------------------------------
+
+
+def checked(x, k):
+    for i in range(int(k) % 7):
+        if x > 0.5 and i > 3:
+            raise ValueError("large")
+        x = x + 0.01
+    return x
+
+
+def test_an_error_names_all_lanes_that_raise(clock, ran):
+    xs = torch.linspace(0, 2, 10)
+    wanted = []
+    for place, (x, k) in enumerate(zip(xs, numbers(10))):
+        try:
+            checked(x, k)
+        except ValueError:
+            wanted.append(place)
+    assert len(wanted) > 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="large") as caught:
+            vmap(checked)(xs, numbers(10))
+        assert caught.value.lanes == wanted
+    assert "failed" in ran
+
+
+def writes_in_a_library(x, k):
+    y = nn.functional.relu(x, inplace=True)
+    if int(k) == 5:
+        raise ValueError("five")
+    return y * int(k) if int(k) % 2 else y
+
+
+def test_what_arguments_were_written_to_is_not_run_again(clock, ran):
+    xs = torch.randn(10)
+    want = torch.where(torch.arange(10) < 5, xs.relu(), xs)
+    with pytest.raises(ValueError, match="five") as caught:
+        vmap(writes_in_a_library)(xs, numbers(10))
+    assert caught.value.lanes == [4]
+    assert ran == []
+    assert torch.equal(xs[:4], want[:4])
+
+
+def draws(k):
+    return torch.nn.functional.dropout(k * 1.0) if int(k) % 2 else k * 1.0
+
+
+def test_numbers_that_are_drawn_without_leave(clock, ran):
+    state = torch.get_rng_state()
+    with pytest.raises(errors.RandomnessError, match="randomness error mode"):
+        vmap(draws)(numbers(4) * 2 + 1)
+    xs = torch.tensor([2, 4, 3, 6])
+    with pytest.raises(errors.RandomnessError, match="randomness error mode"):
+        vmap(draws)(xs)
+    assert torch.equal(state, torch.get_rng_state())
+    got = vmap(draws, randomness="different")(xs)
+    assert torch.equal(got[xs % 2 == 0], xs[xs % 2 == 0] * 1.0)
+    assert "apart" not in ran[1:]
+
+
+def test_what_is_printed_is_for_all_lanes(clock, ran, capsys):
+    def prints(x):
+        print(f"{x:.1f}")
+        return x + 1 if x > 0 else x - 1
+
+    def prints_each(x):
+        if x > 0:
+            debug.print("{}", x)
+        return x + 1 if x > 0 else x - 1
+
+    xs = torch.tensor([1.0, -1.0, 2.0])
+    vmap(prints)(xs)
+    assert "[1.0, -1.0, 2.0]" in capsys.readouterr().out
+    vmap(prints_each)(xs)
+    assert capsys.readouterr().out == "1.0\n2.0\n"
+    assert ran == []
+
+
+STATE = {"calls": 0}
+WEIGHT = torch.ones((), requires_grad=True)
+NORM = nn.BatchNorm1d(1)
+GENERATOR = torch.Generator()
+LEFT = iter(range(1000))
+
+
+def counts(k):
+    STATE["calls"] = 0
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+def pulls_back(k):
+    (WEIGHT * int(k)).backward()
+    return k * 1.0
+
+
+def normalizes(k):
+    return NORM(k.expand(2, 1) * 1.0).sum() if int(k) % 2 else k * 1.0
+
+
+def draws_from_its_own(k):
+    return k * 1.0 if int(k) % 2 else k + torch.randn((), generator=GENERATOR) * 0
+
+
+def takes_the_next(k):
+    return k * 1.0 if int(k) % 2 else k + next(LEFT) * 0
+
+
+def writes(k):
+    k.add_(0)
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+class Counter:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, k):
+        self.calls += 1
+        return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+class Printer:
+    def show(self, k):
+        print(k)
+        return k * 1.0
+
+
+PRINTER = Printer()
+
+
+def prints_by_a_method(k):
+    return PRINTER.show(k) if int(k) % 2 else k * 2.0
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize(
+    "f",
+    [
+        counts,
+        pulls_back,
+        normalizes,
+        draws_from_its_own,
+        takes_the_next,
+        writes,
+        Counter(),
+        prints_by_a_method,
+        lambda k: counts(k) + 1,
+    ],
+    ids=lambda f: getattr(f, "__name__", type(f).__name__),
+)
+def test_what_leaves_traces_runs_together(f, clock, ran):
+    WEIGHT.grad = None
+    xs = numbers(10)
+    for _ in range(2):
+        try:
+            vmap(f)(xs)
+        except errors.RandomnessError:
+            assert f is draws_from_its_own
+    assert ran == [] or set(ran) == {"masked"}
+
+
+def adds_to_memory(x):
+    array = x.numpy()
+    array += 1 if x[0] > 0 else 2
+    return torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.numpy().sort(), adds_to_memory], ids=["sort", "add"])
+def test_the_memory_of_an_argument_is_not_written_to_unseen(f, clock, ran):
+    xs = torch.tensor([[2.0, 1.0], [-4.0, -5.0]])
+    before = xs.clone()
+    with pytest.raises(ValueError, match="read-only"):
+        vmap(f)(xs)
+    assert torch.equal(xs, before) and ran == []
+
+
+def heaps(k):
+    items = []
+    for i in range(6):
+        heapq.heappush(items, (i * int(k)) % 7)
+    return heapq.heappop(items) + heapq.heappop(items)
+
+
+def test_objects_made_inside_are_no_traces(clock, ran):
+    assert vmap(heaps)(numbers(20)).tolist() == [heaps(k) for k in numbers(20)]
+    assert ran == [20]
+
+
+def test_a_vmap_inside_another_is_no_loop(clock, ran):
+    def inner(x, k):
+        return x * int(k) if int(k) % 2 else -x
+
+    xs = torch.rand(3, 4)
+    ks = torch.arange(12).reshape(3, 4)
+    want = torch.stack([as_loop(inner, x, k) for x, k in zip(xs, ks)])
+    assert torch.equal(vmap(vmap(inner))(xs, ks), want)
+    assert all(found not in (3, 4) for found in ran)
