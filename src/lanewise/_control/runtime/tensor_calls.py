@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of, one_number, weak
+from lanewise._control.runtime.numbers import DTYPES, RANK, LaneNumber, kind_of, one_number, weak
 
 # Operations in which a number stands for a tensor without dims; in all others one Python number has to do.
 _POINTWISE = frozenset(
