@@ -120,6 +120,8 @@ class BatchLevel(Level):
         arguments: What the function was given, where the journal does not tell.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
+        zeros: Whether some of its lanes were given derivatives of zeros that they have not in a loop (leaks.py); None
+            where that is of no account: they go one way to the end.
         hooked: Whether each tensor has a value of its own, for hooks that are set after its use (tensor_hooks.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
         stands_for: The level whose lanes these are, where a Function runs for them on a plane of its own; or None.
@@ -140,6 +142,7 @@ class BatchLevel(Level):
     arguments: list | None = None
     hooked = False
     has_absent: bool | None = False
+    zeros: bool | None = False
     answers: Any = None
     stands_for: Any = None
 

@@ -23,12 +23,13 @@ from lanewise._core.parting.interleaved import FrontHookedLevel, FrontLevel, lan
 from lanewise._core.parting.joins import settle
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
 from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
+from lanewise._core.parting.leaks import check_results
 from lanewise._core.parting.picked import by_number
 from lanewise._core.parting.rows import all_pairs
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.recording.leaf_gradients import shared_gradients
 from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
-from lanewise._core.trees import Spec, unflatten
+from lanewise._core.trees import Spec, flatten, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of, remember
 from lanewise._transforms.ragged import Components, by_component, is_ragged
@@ -60,6 +61,8 @@ def run_apart(
         level = _level(place, randomness, flat, code)
         if code in by_number:
             level.by_number = True
+        if func is None:
+            level.zeros = None
         if jagged:
             level.has_absent = None  # the function may write to the components, through which a history leaves unseen
         lanes = [
@@ -87,6 +90,7 @@ def run_apart(
                     if level.journal.untouched and not shared_gradients(level):
                         alone.note_time(level.root.size, times.partings(), times.seconds())
                 check_lost(level, code)
+                check_results(level, flatten(out)[0])
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
@@ -105,7 +109,8 @@ def run_apart(
             remember(level, code)
             if not restart.structured:
                 func = None
-                _as_written[code] = restart.cause
+                if not restart.once:
+                    _as_written[code] = restart.cause
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)

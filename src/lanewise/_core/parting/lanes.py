@@ -331,15 +331,24 @@ class Restart(BaseException):
         structured: Whether converted code may still run. Without: the function runs as it was written.
         flat: Whether its lanes may still be all pairs with those of the `vmap` around it.
         cause: Why converted code will not do, for a warning.
+        once: Whether that holds for this call alone, and later ones begin with converted code.
     """
 
-    def __init__(self, level: Any, structured: bool = False, flat: bool = True, cause: Cause | None = None) -> None:
+    def __init__(
+        self,
+        level: Any,
+        structured: bool = False,
+        flat: bool = True,
+        cause: Cause | None = None,
+        once: bool = False,
+    ) -> None:
         super().__init__()
         self.level = level
         self.structured = structured
         self.flat = flat
         self.cause = cause
-        machine.raised.append((Restart, level, structured, flat, cause))
+        self.once = once
+        machine.raised.append((Restart, level, structured, flat, cause, once))
 
 
 def running_lanes() -> Lanes | None:
