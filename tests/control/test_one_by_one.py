@@ -225,3 +225,23 @@ def test_an_object_that_all_lanes_return_is_that_object(clock, alone):
         same, place = vmap(found, out_dims=(None, 0))(numbers())
         assert same is one and torch.equal(place, numbers())
     assert alone == [40]
+
+
+@pytest.mark.parametrize("where", ["vmap of vmap", "in a function"])
+@pytest.mark.parametrize("other", [lambda y, i: y * i, lambda y, i: 2.5], ids=["tensors", "numbers"])
+def test_numbers_that_a_vmap_inside_returns_have_its_lanes(other, where, clock, alone):
+    def f(k, y):
+        n = int(k)
+        for i in range(100):
+            if i == n:
+                return 0.5 if i % 2 else other(y, i)
+        return 1.0
+
+    ys = torch.tensor([1.0, 2.0, 3.0])
+    want = torch.stack([as_loop(lambda y, k=k: f(k, y), ys) for k in numbers()])
+    over = vmap(vmap(f, (None, 0)), (0, None)) if where == "vmap of vmap" else None
+    for calls in range(4):
+        clock.step = 1.0 if calls < 2 else 0.0
+        found = over(numbers(), ys) if over else vmap(lambda k: vmap(lambda y: f(k, y))(ys))(numbers())
+        assert torch.equal(found, want)
+    assert not alone

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
 from lanewise._core.level import live_levels
@@ -58,7 +59,28 @@ def a_number(op, at, x, w):
     return op(u * 1.0 if torch.is_tensor(u) else torch.tensor(u, dtype=D), w) + x * x
 
 
-PROGRAMS = [one_branch, both_branches, loop, early_return, written, a_number]
+def used_for_its_value_alone(op, at, x, w):
+    y = op(x + (at - XS[0]), w)
+    return y * y if x < 0.5 else y + x
+
+
+def unused(op, at, x, w):
+    y = op(x + (at - XS[0]), w)
+    if x == XS[0]:
+        return x * x * w
+    return y * x
+
+
+def divided(op, at, x, w):
+    u = op(torch.full_like(x, at), w) if x < 0 else x * 0
+    if x < 0.6:
+        if x > 0:
+            u = x * w
+        x = w * 2 if x <= 0 else x / u
+    return x * w
+
+
+PROGRAMS = [one_branch, both_branches, loop, early_return, written, a_number, used_for_its_value_alone, unused, divided]
 
 
 def along(x):
@@ -67,6 +89,15 @@ def along(x):
 
 def pushed(f, xs, ws):
     return jvp(lambda xs: f(xs, ws), (xs,), (along(xs),))[1]
+
+
+def by_torch(f, xs, ws):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(xs, along(xs)), ws)).tangent.clone()
+
+
+def total(f):
+    return lambda xs, ws: f(xs, ws).sum()
 
 
 # What is made of a function of one example, `m` being `vmap` or a loop.
@@ -83,6 +114,11 @@ COMPOSITIONS = {
     "jvp(vmap(jvp))": lambda m, f: lambda xs, ws: pushed(m(lambda x, w: pushed(f, x, w)), xs, ws),
     "jvp(vmap(grad))": lambda m, f: lambda xs, ws: pushed(m(grad(f)), xs, ws),
     "jvp(grad(vmap))": lambda m, f: lambda xs, ws: pushed(grad(lambda xs, ws: (m(f)(xs, ws) ** 2).sum()), xs, ws),
+    "grad(jvp(vmap))": lambda m, f: grad(lambda xs, ws: pushed(m(f), xs, ws).sum()),
+    "grad(grad(vmap))": lambda m, f: grad(lambda xs, ws: (grad(total(m(f)))(xs, ws) * along(xs)).sum()),
+    "jacfwd(grad(vmap))": lambda m, f: jacfwd(grad(total(m(f)))),
+    "grad(vmap(grad))": lambda m, f: grad(lambda xs, ws: (m(grad(f))(xs, ws) * along(xs)).sum()),
+    "torch's own(vmap)": lambda m, f: lambda xs, ws: by_torch(m(f), xs, ws),
     "grad(vmap(jvp))": lambda m, f: grad(lambda xs, ws: m(lambda x, w: pushed(f, x, w))(xs, ws).sum()),
     "vmap(vmap(jacfwd))": lambda m, f: lambda xs, ws: m(lambda x: m(lambda w: jacfwd(f)(x, w))(ws[:2]))(xs[:3]),
     "vmap(jacfwd(vmap))": lambda m, f: (

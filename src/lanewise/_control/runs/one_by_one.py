@@ -14,7 +14,7 @@ from lanewise._control.runs.telling import Told
 from lanewise._core.again.journal import Journal
 from lanewise._core.draws.random import drawn_without_leave
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import Lanes, Stretch, child, machine
+from lanewise._core.parting.lanes import Lanes, Restart, Stretch, child, machine
 from lanewise._core.recording.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.trees import Spec, flatten, unflatten
 
@@ -41,6 +41,10 @@ class _Times:
 
 # By code of a function, and by the number of binary digits of how many lanes there are.
 _times: dict[Any, _Times] = {}
+
+# Functions in which a `vmap` was seen to return a Python number: where those of lanes differ, or others have a tensor,
+# all of them are to have one with the lanes inside, as they do where the lanes of both run together.
+_not_alone: set[Any] = set()
 
 # Lanes that part so often in a call, and work for less than so many seconds in between, may be quicker one by one. So
 # many seconds that takes at least, to begin with and for each lane.
@@ -70,7 +74,14 @@ class Alone:
 
     def may_run(self, level: LaneLevel, journal: Journal) -> bool:
         """Whether the plane below will do. (There, a lane does not write to the records of what each lane does.)"""
-        return level.randomness == "error" and level.outer is None and not journal.own
+        if level.randomness != "error" or level.outer is not None or journal.own:
+            return False
+        return self._kind not in _not_alone
+
+    @property
+    def _kind(self) -> Any:
+        """The code of the function, and of the transform that has made it of that."""
+        return self.code, getattr(self.func, "__code__", None)
 
     def known(self, lanes: int) -> bool:
         """Whether so many lanes are likely to take a way of their own each."""
@@ -142,13 +153,19 @@ class Alone:
                 if timed and not len(results) % _STRIDE and time.thread_time() - begun > limit and may_stop():
                     break
 
+        def give_up() -> None:
+            _not_alone.add(self._kind)
+            raise Restart(level, structured=True)
+
         running, machine.level = machine.level, None
+        around, machine.alone = machine.alone, give_up
         state = torch.get_rng_state()
         try:
             with naming_lanes(level):
                 level.user_code_below(run_each)
         finally:
             machine.level = running
+            machine.alone = around
         if not torch.equal(state, torch.get_rng_state()):
             # Below, nobody asks for `randomness`, which is "error" here.
             raise drawn_without_leave("in a lane that ran by itself")

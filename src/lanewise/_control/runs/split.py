@@ -57,11 +57,12 @@ def run_apart(
     code = code_of(call.func)
     func = None if code in _as_written else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
+    exact = False
     while True:
         level = _level(place, randomness, flat, code)
         if code in by_number:
             level.by_number = True
-        if func is None:
+        if exact:
             level.zeros = None
         if jagged:
             level.has_absent = None  # the function may write to the components, through which a history leaves unseen
@@ -90,7 +91,8 @@ def run_apart(
                     if level.journal.untouched and not shared_gradients(level):
                         alone.note_time(level.root.size, times.partings(), times.seconds())
                 check_lost(level, code)
-                check_results(level, flatten(out)[0])
+                leaves_below = [getattr(each, "value", None) for each in flatten(out)[0] if level.owns(each)]
+                check_results(level, leaves_below, times.partings() > 0)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
@@ -109,7 +111,9 @@ def run_apart(
             remember(level, code)
             if not restart.structured:
                 func = None
-                if not restart.once:
+                if restart.once:
+                    exact = True
+                else:
                     _as_written[code] = restart.cause
             if generators is not None:
                 generators.reseat()

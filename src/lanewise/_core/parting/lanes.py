@@ -445,6 +445,7 @@ class Machine(threading.local):
         boundaries: The open boundaries, innermost last.
         raised: The Disagreements and Restarts that have not come to their `vmap` yet.
         assigning: Above zero while an assignment to `x[i]` writes.
+        alone: Called where a `vmap` inside of lanes that run one by one returns a Python number, or None.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
         partings: How often lanes have parted.
         limit, tell: At so many partings, this is called once.
@@ -453,6 +454,7 @@ class Machine(threading.local):
     def __init__(self) -> None:
         self.level: Any = None
         self.boundaries: list[Boundary] = []
+        self.alone: Callable[[], None] | None = None
         self.together = self.assigning = 0
         self.partings = 0
         self.limit: float = math.inf
