@@ -12,7 +12,7 @@ from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write, h
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.one_lane import FAILURES
-from lanewise._core.parting.absent import left, note, on_present_rows
+from lanewise._core.parting.absent import computed_once, left, note, on_present_rows
 from lanewise._core.parting.cotangents import cotangent_lanes
 from lanewise._core.parting.failing import part_by_failure
 from lanewise._core.parting.lanes import EMPTY, Lanes, Restart, machine, union
@@ -243,6 +243,8 @@ class LaneLevel(BatchLevel):
         return here is not None
 
     # --- operations ------------------------------------------------------------------------------------------------
+
+    computed_once = computed_once
 
     def computed(self, run: Any, *args: Any) -> Any:
         """What an operation gives for the lanes that run, called as `below` is."""

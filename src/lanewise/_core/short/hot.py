@@ -288,7 +288,8 @@ def same_in_all(call: Callable, apart: bool) -> Callable:
         if direct and level.parent is None and not (kwargs or is_any_autocast_enabled() or dispatch_mode_count()):
             out = call(*values)
         else:
-            out = level.below(call, *values) if not kwargs else level.below(lambda: call(*values, **kwargs))
+            run = level.computed_once
+            out = run(call, *values) if not kwargs else run(lambda: call(*values, **kwargs))
         return level.adopt(out) if isinstance(out, Tensor) else map_tensors(level.adopt, out)
 
     return run
