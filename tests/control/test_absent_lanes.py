@@ -415,3 +415,67 @@ def test_results_that_nobody_uses(name, where):
     torch.testing.assert_close(vmap(grad(f))(matrices), want)
     leaf = matrices.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(vmap(f)(leaf).sum(), leaf)[0], want)
+
+
+def shared_and_merged(op, p, x):
+    u = p[1] * 2
+    if x > 0:
+        u = op(p[0], p[1])
+    if x <= 0:
+        return u * x
+    return x * p[2]
+
+
+def shared_in_a_product(op, p, x):
+    u = p[1] * 2
+    if x > 0:
+        u = op(p[0], p[1]) * x
+    if x <= 0:
+        return u * x
+    return x * p[2]
+
+
+def shared_before(op, p, x):
+    u = op(p[0], p[1])
+    t = x * p[1]
+    if x > 0:
+        t = t + u * x
+    if x > 0:
+        return p[2] * x
+    return t
+
+
+def shared_in_a_loop(op, p, x):
+    u, steps = op(p[0] * 1, p[1]), 0
+    while steps < 2 and x > 0:
+        u = u * x + steps
+        steps += 1
+    if x > 0:
+        return p[2] * x
+    return p[1] + x
+
+
+@pytest.mark.parametrize("program", [shared_and_merged, shared_in_a_product, shared_before, shared_in_a_loop])
+@pytest.mark.parametrize("name", ["sqrt", "log", "power 1.5", "reciprocal", "asin outside", "norm", "std and mean"])
+def test_what_all_lanes_share(name, program, way):
+    """A parameter's gradient has no part of what is computed from it for lanes that leave it unused."""
+    op, at = STEEP[name]
+    xs = torch.tensor([1.0, -1.0, 0.3, -2.0], dtype=D)
+    p = torch.tensor([at, 0.7, 0.5], dtype=D)
+
+    def f(p, x):
+        return program(op, p, x)
+
+    def alone(p, xs):
+        return torch.stack([f(p, x) for x in xs])
+
+    def together(p, xs):
+        return vmap(f, (None, 0))(p, xs)
+
+    def found(run):
+        leaf = p.clone().requires_grad_()
+        (once,) = torch.autograd.grad(run(leaf, xs).sum(), leaf)
+        twice = grad(lambda p: grad(lambda p: (run(p, xs) ** 2).sum())(p).sum())(p)
+        return once, grad(lambda p: run(p, xs).sum())(p), jacrev(run)(p, xs), twice
+
+    same(found(together), found(alone))

@@ -575,3 +575,22 @@ def test_a_vmap_inside_another_is_no_loop(clock, ran):
     want = torch.stack([as_loop(inner, x, k) for x, k in zip(xs, ks)])
     assert torch.equal(vmap(vmap(inner))(xs, ks), want)
     assert all(found not in (3, 4) for found in ran)
+
+
+@pytest.mark.parametrize("where", ["vmap of vmap", "in a function"])
+@pytest.mark.parametrize("other", [lambda y, i: y * i, lambda y, i: 2.5], ids=["tensors", "numbers"])
+def test_numbers_that_a_vmap_inside_returns_have_its_lanes(other, where, ran):
+    def f(k, y):
+        n = int(k)
+        for i in range(100):
+            if i == n:
+                return 0.5 if i % 2 else other(y, i)
+        return 1.0
+
+    ys = torch.tensor([1.0, 2.0, 3.0])
+    want = torch.stack([as_loop(lambda y, k=k: f(k, y), ys) for k in numbers()])
+    over = vmap(vmap(f, (None, 0)), (0, None)) if where == "vmap of vmap" else None
+    for _ in range(4):
+        found = over(numbers(), ys) if over else vmap(lambda k: vmap(lambda y: f(k, y))(ys))(numbers())
+        assert torch.equal(found, want)
+    assert 40 not in ran

@@ -179,3 +179,22 @@ def test_differentiated_again(f):
     torch.testing.assert_close(grad(lambda xs: vmap(total)(xs, TS).sum())(XS), want)
     along = vmap(lambda x, t: linearize(lambda x: total(x, t), x)[1](t))(XS, TS)
     torch.testing.assert_close(along, (want * TS).sum(1))
+
+
+def rows_of_a_vector(v, x):
+    a, b, _ = v
+    s = v @ v
+    if x > 0:
+        return a * b * s
+    return b * s
+
+
+def test_parts_taken_before_a_product_that_asks_for_a_history():
+    """Whether an operand is recorded is asked without beginning a history, which would count as a write to it."""
+    vs, xs = torch.randn(4, 3, dtype=D), torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=D)
+
+    def gradient(mapped):
+        return grad(lambda vs: jvp(lambda vs: mapped(vs, xs), (vs,), (torch.ones_like(vs),))[1].sum())(vs)
+
+    want = gradient(lambda vs, xs: torch.stack([rows_of_a_vector(v, x) for v, x in zip(vs, xs)]))
+    torch.testing.assert_close(gradient(vmap(rows_of_a_vector)), want)

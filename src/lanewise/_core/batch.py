@@ -120,6 +120,8 @@ class BatchLevel(Level):
         arguments: What the function was given, where the journal does not tell.
         has_absent: Whether lanes without a cotangent are to be told from others in the graph below (absent.py); None
             where they cannot be.
+        zeros: Whether some of its lanes were given derivatives of zeros that they have not in a loop (leaks.py); None
+            where that is of no account: they go one way to the end.
         hooked: Whether each tensor has a value of its own, for hooks that are set after its use (tensor_hooks.py).
         answers: What code is told that asks for numbers where there are no lanes (unasked.py).
         stands_for: The level whose lanes these are, where a Function runs for them on a plane of its own; or None.
@@ -140,6 +142,7 @@ class BatchLevel(Level):
     arguments: list | None = None
     hooked = False
     has_absent: bool | None = False
+    zeros: bool | None = False
     answers: Any = None
     stands_for: Any = None
 
@@ -209,7 +212,7 @@ class BatchLevel(Level):
         return tensor.value if type(tensor) is BatchTensor and tensor.level is self else tensor
 
     # What an operation gives, called as `below` is: nothing more is to be seen to on this kind of level.
-    computed = Level.below
+    computed = computed_once = Level.below
 
     def here(self, tensor: Any) -> Any:
         """A value for the lanes that run: all of them, on this kind of level."""
@@ -374,7 +377,7 @@ class BatchLevel(Level):
         if rule.mutates and self.picked:
             for position, name in written_arguments(func):
                 map_tensors(lambda t: note_write(self, t), argument(args, kwargs, position, name))
-        out = self.below(lambda: func(*below_args, **below_kwargs))
+        out = self.computed_once(lambda: func(*below_args, **below_kwargs))
         if rule.mutates and returns_written(func):
             return written_results(func, args, kwargs)
         return wrap_unlifted(self, func, args, kwargs, out)
@@ -398,7 +401,7 @@ class BatchLevel(Level):
         """A tensor made inside the function from no lane values: uniform until a lane value is written into it."""
         if is_random(op):
             return self._run(BATCH_RULES[op], op, args, kwargs, False)
-        out = self.below(op._op, *args) if not kwargs else self.below(lambda: op(*args, **kwargs))
+        out = self.computed_once(op._op, *args) if not kwargs else self.computed_once(lambda: op(*args, **kwargs))
         return self.adopt(out) if isinstance(out, Tensor) else map_tensors(self.adopt, out)
 
 

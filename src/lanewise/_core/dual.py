@@ -11,6 +11,8 @@ from lanewise._core.layouts import nested_with_tangent
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import functional_twin
 from lanewise._core.native import differentiable, double_reverse, native_jvp
+from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.leaks import note_zeros_of_all
 from lanewise._core.plane import (
     Plane,
     argument,
@@ -115,6 +117,8 @@ class DualLevel(Level):
 
     def lift(self, wrapper: DualTensor) -> None:
         """Give a tensor without a tangent one of zeros."""
+        if machine.boundaries:
+            note_zeros_of_all()  # some lanes are about to write to it, others may not
         wrapper.tangent = self.below(torch.zeros_like, wrapper.value)
 
     def copy_slots(self, wrapper: DualTensor, like: DualTensor) -> None:
@@ -243,8 +247,8 @@ def lay_out(x: DualTensor) -> None:
     A view of the primal and of the tangent then cover the same elements, and no two elements share memory. (A tensor
     that is a view already is laid out as the tensor it was taken from.)
     """
-    if isinstance(x.value, Plane):
-        with at_home(x.value):
+    if isinstance(x.value, Plane) or isinstance(x.tangent, Plane):
+        with at_home(x.value), at_home(x.tangent):
             _lay_out(x)
     else:
         _lay_out(x)

@@ -170,6 +170,24 @@ def tracked(tensor: Any) -> bool:
     return tensor.requires_grad
 
 
+def numbers_of(value: Tensor) -> Tensor:
+    """The numbers of all lanes of all planes, as a plain tensor."""
+    while isinstance(value, Plane):
+        value = value.value
+    return value.detach()
+
+
+def tangents_of(value: Any) -> list[Tensor]:
+    """The tangents that a value carries on all planes, and theirs."""
+    found: list[Tensor] = []
+    while isinstance(value, Plane):
+        tangent = getattr(value, "tangent", None)
+        if tangent is not None:
+            found += [tangent, *tangents_of(tangent)]
+        value = value.value
+    return found
+
+
 def detached(tensor: Tensor) -> Tensor:
     """An alias without history on the tensor's own plane; the planes below keep theirs."""
     if isinstance(tensor, Plane):
@@ -313,9 +331,16 @@ class at_home:
         while isinstance(part, Plane):
             level, home = part.level, getattr(part, "home", None)
             if home is not None and level.alive and level.lanes is not home:
-                self.running.append((level, level.lanes))
-                level.lanes = home
+                self._run(level, home)
+            for call in machine.boundaries:
+                pairs = call.level
+                if pairs is not level and pairs.lanes is not pairs.root and pairs.covers(level):
+                    self._run(pairs, pairs.root)  # it has the lanes of a `vmap` around theirs
             part = part.value
+
+    def _run(self, level: Any, lanes: Any) -> None:
+        self.running.append((level, level.lanes))
+        level.lanes = lanes
 
     def __exit__(self, *exc: object) -> None:
         for level, lanes in reversed(self.running):

@@ -10,6 +10,8 @@ from lanewise._core.batch import BatchTensor
 from lanewise._core.dual import DualLevel, DualTensor
 from lanewise._core.layouts import layout_of
 from lanewise._core.linear import LinearLevel, memories
+from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.leaks import check_derivatives
 from lanewise._core.plane import sync
 from lanewise._core.recording.tensor_hooks import with_own_nodes
 from lanewise._core.trees import flatten, leaf_names, unflatten
@@ -68,10 +70,14 @@ def push_forward(
         value, aux = split_aux(site or _text("jvp", func), out, has_aux) if has_aux else (out, None)
         if isinstance(value, Tensor):
             result, pushed = leave_leaf(level, value, strict)
+            if machine.boundaries:
+                check_derivatives([pushed])
         else:
             outputs, out_spec = flatten(value)
             check_outputs(site or _text("jvp", func), value, outputs)
             pairs = [leave_leaf(level, leaf, strict) for leaf in outputs]
+            if machine.boundaries:
+                check_derivatives([t for _, t in pairs])
             result = unflatten([p for p, _ in pairs], out_spec)
             pushed = unflatten([t for _, t in pairs], out_spec)
         return (result, pushed, drop_tangents(level, aux)) if has_aux else (result, pushed)

@@ -11,6 +11,8 @@ from torch import Tensor
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import current_level, pin_grad_mode
 from lanewise._core.parting.lane_level import completed
+from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.leaks import check_derivatives
 from lanewise._core.plane import Plane, own_node, recorded, without_history
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.recording.passes import run_backward
@@ -151,6 +153,8 @@ def pull_back(
         )
     if for_outside:
         grads = [g if g is None or not recorded(g) else without_history(g) for g in grads]
+    if machine.boundaries:
+        check_derivatives(grads)
     return [torch.zeros_like(x) if g is None else completed(g) for g, x in zip(grads, inputs, strict=True)]
 
 

@@ -399,6 +399,8 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
             return result(leaf, output_name(place), given)
         dim = 0
     if not isinstance(leaf, Tensor):
+        if machine.alone is not None and dim is not None and isinstance(leaf, (bool, int, float, complex)):
+            machine.alone()
         attribute = lanes_in_object(level, leaf)
         if attribute is not None:
             raise returned_lanes(place[0], leaf, attribute, output_name(place))

@@ -73,6 +73,20 @@ def boundary(
     printed = now()
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
+
+    def start_again(rows: Tensor) -> None:
+        take_back(level, printed, base if waiting is None else child(base, waiting))
+        if journal.refits and around is level:
+            raise Restart(level)
+        if call is not None and journal.outlives():
+            raise Restart(level)  # in the function around, what was written to is made anew, with its history
+        journal.undo(level, rows)
+        draws.back(mark)
+        if generators is not None:
+            generators.reseat()
+            reseat_generators(level)
+        level.lanes = child(base, rows)
+
     try:
         machine.level = level if structured else None
         machine.boundaries.append(here)
@@ -98,9 +112,16 @@ def boundary(
                 if why is not None and base.size > MANY_WAYS and time.thread_time() - started >= pacing.FREE:
                     _warn_one_by_one(base.size, why)
                 break
+            begun_with = level.lanes
             with naming_lanes(level):
-                values.append(thunk())
+                value = thunk()
             done = level.lanes
+            if level.zeros is None and done is not begun_with:
+                # Once more, for these alone from the start: what came before they parted has rows of others, too.
+                show_gradients(level, before)
+                start_again(done.positions(base))
+                continue
+            values.append(value)
             pieces.append(done)
             if done is base:
                 return values[0]
@@ -131,17 +152,7 @@ def boundary(
                             _warn_one_by_one(base.size, why)
                         if alone is not None:
                             alone.note(base.size, why)
-            take_back(level, printed, child(base, waiting))
-            if journal.refits and around is level:
-                raise Restart(level)
-            if call is not None and journal.outlives():
-                raise Restart(level)  # in the function around, what was written to is made anew, with its history
-            journal.undo(level, rows)
-            draws.back(mark)
-            if generators is not None:
-                generators.reseat()
-                reseat_generators(level)
-            level.lanes = child(base, rows)
+            start_again(rows)
     finally:
         del machine.boundaries[depth:]
         machine.level = around

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.runs import pacing
-from lanewise._control.runs.one_by_one import noted, positional, stacked
+from lanewise._control.runs.one_by_one import keep_together, may_be_alone, noted, positional, stacked
 from lanewise._control.runs.pacing import Pace
 from lanewise._control.runs.split import run_apart
 from lanewise._control.runs.telling import warn_loop
@@ -63,6 +63,7 @@ def run_looped(
     if (
         pacing.FREE <= 0
         or randomness != "error"
+        or not may_be_alone(code, call.func)
         or _same_ways()
         or any(leaf.is_inference() for leaf in tensors)
         or leaves_traces(call.func, leaves)
@@ -143,6 +144,10 @@ def _depth(func: Any) -> int:
     return depth
 
 
+class _NumberInside(BaseException):
+    """A `vmap` inside has returned a Python number: see `keep_together`."""
+
+
 class _Loop:
     """The examples one by one, as far as that has come.
 
@@ -193,6 +198,7 @@ class _Loop:
     def go_on(self, enough: Callable[[int, float], bool]) -> None:
         """Run the next examples, until `enough(how many are done, seconds for each)`."""
         before = Generators()
+        around, machine.alone = machine.alone, self._number_inside
         try:
             self._run(enough)
         except Exception as error:
@@ -201,11 +207,20 @@ class _Loop:
                     name_lanes(error, [self.place[0] + len(self.results)])
                 raise
             self._fail()
+        except _NumberInside:
+            keep_together(code_of(self.call.func), self.call.func)
+            self._fail()
+        finally:
+            machine.alone = around
         if not before.equals(Generators()):
             if self.written():
                 raise drawn_without_leave("in a lane that ran by itself")
             before.reseat()
             self._fail()
+
+    def _number_inside(self) -> None:
+        if not self.written():
+            raise _NumberInside
 
     def _fail(self) -> None:
         self.failed = True

@@ -13,7 +13,7 @@ from lanewise._core.again.journal import Journal
 from lanewise._core.draws.random import drawn_without_leave
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import Lanes, Stretch, child, machine
+from lanewise._core.parting.lanes import Lanes, Restart, Stretch, child, machine
 from lanewise._core.recording.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
 
@@ -24,6 +24,26 @@ _each_its_own: dict[Any, tuple[int, Told]] = {}
 def noted(code: Any) -> Told | None:
     """Why lanes of a function each take a way of their own, and where, if they do."""
     return _each_its_own[code][1] if code in _each_its_own else None
+
+
+# Functions in which a `vmap` was seen to return a Python number: where those of lanes differ, or others have a tensor,
+# all of them are to have one with the lanes inside, as they do where the lanes of both run together.
+_kept_together: set[Any] = set()
+
+
+def _kind(code: Any, func: Callable) -> Any:
+    """The code of a function, and of the transform that has made it of that."""
+    return code, getattr(func, "__code__", None)
+
+
+def may_be_alone(code: Any, func: Callable) -> bool:
+    """Whether lanes of a function, known by `code`, may run one by one: whether no such `vmap` is in it."""
+    return _kind(code, func) not in _kept_together
+
+
+def keep_together(code: Any, func: Callable) -> None:
+    """They may not from now on."""
+    _kept_together.add(_kind(code, func))
 
 
 class Alone:
@@ -47,7 +67,9 @@ class Alone:
 
     def may_run(self, level: LaneLevel, journal: Journal) -> bool:
         """Whether the plane below will do. (There, a lane does not write to the records of what each lane does.)"""
-        return level.randomness == "error" and level.outer is None and not journal.own
+        if level.randomness != "error" or level.outer is not None or journal.own:
+            return False
+        return may_be_alone(self.code, self.func)
 
     def known(self, lanes: int) -> bool:
         """Whether so many lanes are likely to take a way of their own each."""
@@ -93,13 +115,19 @@ class Alone:
                 if own or gradients:
                     show_gradients(level, gradients)
 
+        def give_up() -> None:
+            keep_together(self.code, func)
+            raise Restart(level, structured=True)
+
         running, machine.level = machine.level, None
+        around, machine.alone = machine.alone, give_up
         state = torch.get_rng_state()
         try:
             with naming_lanes(level):
                 level.user_code_below(run_each)
         finally:
             machine.level = running
+            machine.alone = around
         if not torch.equal(state, torch.get_rng_state()):
             # Below, nobody asks for `randomness`, which is "error" here.
             raise drawn_without_leave("in a lane that ran by itself")

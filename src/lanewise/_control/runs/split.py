@@ -23,11 +23,12 @@ from lanewise._core.parting.interleaved import FrontHookedLevel, FrontLevel, lan
 from lanewise._core.parting.joins import settle
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
 from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
+from lanewise._core.parting.leaks import check_results
 from lanewise._core.parting.picked import by_number
 from lanewise._core.parting.rows import all_pairs
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
-from lanewise._core.trees import Spec, unflatten
+from lanewise._core.trees import Spec, flatten, unflatten
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of, remember
 from lanewise._transforms.ragged import Components, by_component, is_ragged
@@ -66,10 +67,13 @@ def run_apart(
     code = code_of(call.func)
     func = None if code in _as_written or results else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
+    exact = False
     while True:
         level = _level(place, randomness, flat, code)
         if code in by_number:
             level.by_number = True
+        if exact:
+            level.zeros = None
         if jagged:
             level.has_absent = None  # the function may write to the components, through which a history leaves unseen
         lanes = [
@@ -87,6 +91,7 @@ def run_apart(
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(put_together, out_dims=out_dims)
                 alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
+                partings = machine.partings
                 with (budget or Telling(level.root.size)).of(level):
                     out = boundary(
                         level,
@@ -100,6 +105,8 @@ def run_apart(
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
+                leaves_below = [getattr(each, "value", None) for each in flatten(out)[0] if level.owns(each)]
+                check_results(level, leaves_below, machine.partings > partings)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
                 _give_back(level, leaves, dims, lanes, place)
@@ -120,7 +127,10 @@ def run_apart(
             remember(level, code)
             if not restart.structured:
                 func = None
-                _as_written[code] = restart.cause
+                if restart.once:
+                    exact = True
+                else:
+                    _as_written[code] = restart.cause
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)

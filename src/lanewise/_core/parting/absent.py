@@ -21,13 +21,16 @@ from lanewise._core.functions.formulas import pulled
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import Lanes, true_places
 from lanewise._core.parting.steep import steep
-from lanewise._core.plane import detached, own_node, recorded, replace_tensors
+from lanewise._core.plane import detached, numbers_of, own_node, recorded, replace_tensors
 from lanewise._torch_compat import (
+    BATCHED_KEY,
     AccumulateGrad,
     apply_plainly,
     current_graph_task_id,
+    dispatch_keys_of,
     forward_level,
     is_grad_enabled,
+    next_node_number,
     node_number,
     saved_tensor_hooks,
 )
@@ -84,16 +87,20 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
     bases = [tensor._base if tensor._is_view() else tensor for tensor in tensors]
     if any(each._is_view() and any(each._base is base for base in bases) for each in outs):
         return out  # writes to it are to reach what it is a view of
-    around = level
-    while isinstance(around, BatchLevel):
-        around.has_absent = around.has_absent is not None
-        around = getattr(around, "outer", None)
+    _expect_notes(level)
     operation = (level.lanes, run, holes if by_rule else holes[0], mapped, by_rule, places if several else None)
     anew = level.below(_anew, operation, outs, tensors)
     if not several:
         return anew[0]
     replaced = dict(zip(places, anew))
     return type(out)([replaced.get(k, each) for k, each in enumerate(out)])
+
+
+def _expect_notes(level: Any) -> None:
+    """From now on, nodes bear notes."""
+    while isinstance(level, BatchLevel):
+        level.has_absent = level.has_absent is not None
+        level = getattr(level, "outer", None)
 
 
 def _anew(operation: tuple, outs: list[Tensor], tensors: list[Tensor]) -> tuple:
@@ -176,6 +183,59 @@ def _rows(lanes: Lanes, found: Sequence[Present]) -> Tensor | None:
         return None if bool(mask.all()) else true_places(mask)
 
 
+# --- what lanes share ------------------------------------------------------------------------------------------------
+
+
+def computed_once(level: Any, run: Any, *args: Any) -> Any:
+    """What an operation gives on the plane below that is the same in all lanes that run, called as `below` is.
+
+    Where its derivative is not finite, and none of the lanes that go on with it has a cotangent, it has none.
+    """
+    begun = next_node_number()
+    out = level.below(run, *args)
+    if level.has_absent is None or forward_level() >= 0 or saved_tensor_hooks() is not None:
+        return out
+    if not isinstance(out, Tensor):
+        if type(out) in (tuple, list) and any(isinstance(each, Tensor) and recorded(each) for each in out):
+            return type(out)([_if_present(level, each, begun) for each in out])
+        return out
+    return _if_present(level, out, begun) if recorded(out) else out
+
+
+def _if_present(level: Any, out: Any, begun: int) -> Any:
+    node = own_node(out) if isinstance(out, Tensor) and recorded(out) and not out._is_view() else None
+    if node is None or node_number(node) < begun:
+        return out
+    with on_plane(None):
+        if not steep(out, begun):
+            return out
+    _expect_notes(level)
+    return level.below(apply_plainly, _IfPresent, out)
+
+
+class _IfPresent(Function):
+    """A value that lanes share, with a cotangent if one of them has one."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.task, ctx.found, ctx.recorded = -1, (), ()
+        return detached(value)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Tensor | None:  # type: ignore[override]
+        if cotangent is None:
+            return None
+        found = (*(ctx.found if ctx.task == current_graph_task_id() else ()), *ctx.recorded)
+        if not found or any(present is None or bool(present[1].any()) for present in found):
+            return cotangent
+        # One that is not zero has come by a way that was not followed. (Of many at once, nothing can be asked.)
+        if dispatch_keys_of(cotangent).has(BATCHED_KEY):
+            return cotangent
+        with on_plane(None):
+            return cotangent if bool(numbers_of(cotangent).any()) else None
+
+
 # --- notes on the graph ----------------------------------------------------------------------------------------------
 
 # The nodes of operations with two operands.
@@ -238,6 +298,10 @@ def _passed(noted: tuple | None, present: Present, count: int) -> list[Present]:
     return [(pairs, has[pairs.index.cpu()])] * count
 
 
+# The nodes that ask which lanes have a cotangent.
+_TOLD = (_OfPresent._backward_cls, _IfPresent._backward_cls)  # type: ignore[attr-defined]
+
+
 # --- passes ----------------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +332,7 @@ def _follow(nodes: list, begun: int) -> None:
         present: dict[Any, Present] = dict.fromkeys(nodes)
         for node in _in_order(nodes, begun):
             of_node = present[node]
-            if isinstance(node, _OfPresent._backward_cls):  # type: ignore[attr-defined]
+            if isinstance(node, _TOLD):
                 _tell(node, of_node)
             edges = node.next_functions
             passed = _passed(node.metadata.get(_KEY), of_node, len(edges))
@@ -293,9 +357,13 @@ def _tell(node: Any, present: Present) -> None:
 def _either(a: Present, b: Present) -> Present:
     if a is b:
         return a
-    if a is None or b is None or a[0] is not b[0]:
+    if a is None or b is None:
         return None
-    return a[0], a[1] | b[1]
+    if a[0] is b[0]:
+        return a[0], a[1] | b[1]
+    if not bool(a[1].any()):
+        return b
+    return None if bool(b[1].any()) else a
 
 
 def _in_order(nodes: list, begun: int) -> list:

@@ -27,9 +27,10 @@ from lanewise._core.parting.lanes import (
     parting,
     true_places,
 )
+from lanewise._core.parting.leaks import note_filled, note_zeros
 from lanewise._core.parting.rows import choose_rows, in_order
 from lanewise._core.parting.unasked import answer
-from lanewise._core.plane import Plane, recorded, sync
+from lanewise._core.plane import Plane, recorded, sync, tangents_of
 from lanewise._core.short.hot import inert
 from lanewise._torch_compat import (
     apply_plainly,
@@ -79,6 +80,8 @@ def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) 
         primal = top.below(merge_tensors, level, target, pieces, primals)
         if all(tangent is None for tangent in tangents):
             return top.adopt(primal)
+        if any(tangent is None for tangent in tangents):
+            note_zeros(level)
         filled = [
             _for_lanes(level, piece, top.below, torch.zeros_like, part) if tangent is None else tangent
             for part, tangent, piece in zip(primals, tangents, pieces)
@@ -119,10 +122,12 @@ def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: 
             if mask is None:
                 with on_plane(None):
                     mask = target.order < pieces[0].size
+            note_filled(level, [first, second])
             chosen = level.below(choose_rows, mask, first, second)
             note(level, chosen, "choice", target.lanes, mask)
             return level.wrap(chosen)
         rows = [_rows(level, value, piece) for value, piece in zip(values, pieces, strict=True)]
+        note_filled(level, rows)
         if len(rows) <= _FEW and target.whole and all(row.is_cpu and inert(row) for row in rows):
             return level.wrap(level.below(_placed, rows, pieces, target.lanes))
         together = level.below(_put_together, rows, target.order)
@@ -179,6 +184,7 @@ class _Merge(Function):
     @staticmethod
     def jvp(ctx: Any, _level: Any, _target: Any, _pieces: Any, *tangents: Tensor | None) -> Tensor:  # type: ignore[override]
         like = next(tangent for tangent in tangents if tangent is not None)
+        note_zeros(ctx.level)
         filled = [
             _for_lanes(ctx.level, piece, like.new_zeros, like.shape) if tangent is None else tangent
             for tangent, piece in zip(tangents, ctx.pieces, strict=True)
@@ -187,6 +193,8 @@ class _Merge(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple:  # type: ignore[override]
+        if is_grad_enabled() or tangents_of(cotangent):
+            note_zeros(ctx.level)  # a pass through this one knows nothing of lanes that are missing in it
         parts = [
             restricted(ctx.level, cotangent, piece) if needed and cotangent is not None else None
             for piece, needed in zip(ctx.pieces, ctx.needs_input_grad[3:], strict=True)

@@ -12,10 +12,11 @@ from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write, h
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.one_lane import FAILURES
-from lanewise._core.parting.absent import left, note, on_present_rows
+from lanewise._core.parting.absent import computed_once, left, note, on_present_rows
 from lanewise._core.parting.cotangents import cotangent_lanes
 from lanewise._core.parting.failing import part_by_failure
 from lanewise._core.parting.lanes import EMPTY, Lanes, Restart, machine, union
+from lanewise._core.parting.leaks import note_filled, note_steep_tangents
 from lanewise._core.parting.rows import FUSED, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows
 from lanewise._core.parting.taking import taken
 from lanewise._core.plane import (
@@ -27,6 +28,7 @@ from lanewise._core.plane import (
     replace_tensors,
     sync,
     tensors_of,
+    tracked,
     versioned,
     written_arguments,
     written_statistics,
@@ -242,12 +244,18 @@ class LaneLevel(BatchLevel):
 
     # --- operations ------------------------------------------------------------------------------------------------
 
+    computed_once = computed_once
+
     def computed(self, run: Any, *args: Any) -> Any:
         """What an operation gives for the lanes that run, called as `below` is."""
         begun = next_node_number()
         out = self.below(run, *args)
         if isinstance(out, Tensor):
-            return on_present_rows(self, run, args, out, begun) if recorded(out) else out
+            if recorded(out):
+                return on_present_rows(self, run, args, out, begun)
+            if type(out) is not Tensor and self.has_absent is False and tracked(out):
+                note_steep_tangents(self, out, begun)
+            return out
         several = type(out) in (tuple, list) and any(isinstance(each, Tensor) and recorded(each) for each in out)
         return on_present_rows(self, run, args, out, begun) if several else out
 
@@ -383,6 +391,7 @@ class LaneLevel(BatchLevel):
                 target: Any = tensor
                 with preserve_version(*versioned(target)) if statistics else nullcontext():
                     places = self._lanes.places(target.home)
+                    note_filled(self, [target.value, stand.value])
                     self.below(put_rows, target.value, places, stand.value)
                     note(self, target.value, "written", target.home, self._lanes, places)
                 self.writes += 1

@@ -332,6 +332,7 @@ class Restart(BaseException):
         flat: Whether its lanes may still be all pairs with those of the `vmap` around it.
         cause: Why converted code will not do, for a warning.
         slow: Whether its lanes have parted for as long as a loop over them takes.
+        once: Whether that holds for this call alone, and later ones begin with converted code.
     """
 
     def __init__(
@@ -341,6 +342,7 @@ class Restart(BaseException):
         flat: bool = True,
         cause: Cause | None = None,
         slow: bool = False,
+        once: bool = False,
     ) -> None:
         super().__init__()
         self.level = level
@@ -348,7 +350,8 @@ class Restart(BaseException):
         self.flat = flat
         self.cause = cause
         self.slow = slow
-        machine.raised.append((Restart, level, structured, flat, cause, slow))
+        self.once = once
+        machine.raised.append((Restart, level, structured, flat, cause, slow, once))
 
 
 def running_lanes() -> Lanes | None:
@@ -445,6 +448,7 @@ class Machine(threading.local):
         boundaries: The open boundaries, innermost last.
         raised: The Disagreements and Restarts that have not come to their `vmap` yet.
         assigning: Above zero while an assignment to `x[i]` writes.
+        alone: Called where a `vmap` inside of lanes that run one by one returns a Python number, or None.
         together: Above zero while lanes that disagree are an error to be handled, not a reason to part.
         partings: How often lanes have parted.
         limit, tell: At so many partings, this is called once.
@@ -453,6 +457,7 @@ class Machine(threading.local):
     def __init__(self) -> None:
         self.level: Any = None
         self.boundaries: list[Boundary] = []
+        self.alone: Callable[[], None] | None = None
         self.together = self.assigning = 0
         self.partings = 0
         self.limit: float = math.inf

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane, own_node
+from lanewise._core.plane import numbers_of, own_node, tangents_of
 from lanewise._torch_compat import AccumulateGrad, node_number
 
 
@@ -158,7 +158,7 @@ def gentle(name: str, operands: list[Tensor]) -> bool:
     if name == "mul" and len(operands) < 2:
         return True  # by a Python number
     with on_plane(None):
-        values = [_plain(operand) for operand in operands]
+        values = [numbers_of(operand) for operand in operands]
         if not all(map(_finite, values)):
             return False
         if name in ("mul", "addcmul"):
@@ -171,7 +171,7 @@ def steep(out: Tensor, begun: int) -> bool:
 
     Where it carries tangents, so do the cotangents: then no tangent may be infinite either.
     """
-    if not all(map(_finite, _tangents(out))):
+    if not all(map(_finite, map(numbers_of, tangents_of(out)))):
         return True
     # Whether `out` is finite, once that is known; for each node, whether it would show there that its result is not.
     finite: bool | None = None
@@ -181,14 +181,14 @@ def steep(out: Tensor, begun: int) -> bool:
         name = type(node).__name__
         if shown and name in _PRODUCTS:
             if finite is None:
-                finite = _finite(_plain(out))
+                finite = _finite(numbers_of(out))
             flat = finite and (name != "DivBackward0" or _flat(node, "other", _away))
         elif name == "CppFunction":  # of several tensors at once, and silent about what it has saved
             flat = False
         elif name == "PowBackward0":
             flat = _power(node)
         elif name == "Atan2Backward0":
-            flat = _away(torch.hypot(_plain(node._saved_self), _plain(node._saved_other)))
+            flat = _away(torch.hypot(numbers_of(node._saved_self), numbers_of(node._saved_other)))
         else:
             flat = all(_flat(node, attribute, check) for attribute, check in _checks(type(node), name))
         if not flat:
@@ -208,32 +208,15 @@ def _checks(kind: type, name: str) -> tuple[tuple[str, Callable[[Tensor], bool]]
 
 def _flat(node: Any, attribute: str, check: Callable[[Tensor], bool]) -> bool:
     saved = getattr(node, f"_saved_{attribute}", None)
-    return not isinstance(saved, Tensor) or saved.dtype in _INTEGERS or check(_plain(saved))
+    return not isinstance(saved, Tensor) or saved.dtype in _INTEGERS or check(numbers_of(saved))
 
 
 _INTEGERS = frozenset([torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 
 
 def _power(node: Any) -> bool:
-    base, exponent = _plain(node._saved_self), node._saved_exponent
+    base, exponent = numbers_of(node._saved_self), node._saved_exponent
     if exponent in (0, 1, 2, 3, 4):
         return _finite(base)
     whole = not isinstance(exponent, complex) and float(exponent).is_integer()
     return _finite(base) and (_away(base) if whole else _positive(base))
-
-
-def _tangents(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    while isinstance(value, Plane):
-        tangent = getattr(value, "tangent", None)
-        if tangent is not None:
-            found += [_plain(tangent), *_tangents(tangent)]
-        value = value.value
-    return found
-
-
-def _plain(value: Tensor) -> Tensor:
-    """The numbers of all lanes of all planes."""
-    while isinstance(value, Plane):
-        value = value.value
-    return value.detach()

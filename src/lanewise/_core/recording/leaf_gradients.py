@@ -24,7 +24,7 @@ from lanewise._core.parting.lanes import (
     parting,
     true_places,
 )
-from lanewise._core.plane import Plane, at_home
+from lanewise._core.plane import Plane, at_home, tracked
 from lanewise._core.recording.graphs import order
 
 
@@ -234,7 +234,7 @@ def _settle(level: BatchLevel) -> None:
             _show_on(total.level, leaf, total)
         elif leaf.grad is None:
             leaf.grad = total
-        elif leaf.grad.requires_grad or total.requires_grad:
+        elif tracked(leaf.grad) or tracked(total):
             leaf.grad = leaf.grad + total
         else:
             leaf.grad.add_(total)

@@ -14,7 +14,7 @@ from torch import Tensor, strided
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
-from lanewise._core.plane import sync
+from lanewise._core.plane import sync, tracked
 from lanewise._core.short.hot import inert, same_in_all
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
@@ -264,7 +264,7 @@ def product_method(name: str, forms: dict[tuple, Callable], turned: bool = False
                 finally:
                     include_key(OUTSIDE_KEY, True)
             else:
-                if level.lanes is not None and (value.requires_grad or other.requires_grad):
+                if level.lanes is not None and (tracked(value) or tracked(other)):
                     return apart(x, y)
                 out = level.below(form, left[1], right[1])
         except FAILURES:

@@ -5,6 +5,7 @@ cannot be sure of; the general path then does the same thing more slowly.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, strided
@@ -84,7 +85,7 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
             and not (value.requires_grad or value.is_conj() or value.is_neg())
             and _native._current_level < 0
         )
-        compute = level.computed if home is level.lanes else level.below
+        compute = level.computed if home is level.lanes else partial(_computed_on, level, home)
         if len(args) == 1:
             out = call(value) if direct else compute(call, value)
         else:
@@ -128,6 +129,16 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
         return wrapper
 
     return run
+
+
+def _computed_on(level: Any, lanes: Any, *call: Any) -> Tensor:
+    """`level.computed(*call)` for other lanes than those that run."""
+    running = level.lanes
+    level.lanes = lanes
+    try:
+        return level.computed(*call)
+    finally:
+        level.lanes = running
 
 
 def _aligned(level: Any, x: BatchTensor, y: Any, sums: bool) -> tuple[BatchTensor, Any, Any] | None:
@@ -277,7 +288,8 @@ def same_in_all(call: Callable, apart: bool) -> Callable:
         if direct and level.parent is None and not (kwargs or is_any_autocast_enabled() or dispatch_mode_count()):
             out = call(*values)
         else:
-            out = level.below(call, *values) if not kwargs else level.below(lambda: call(*values, **kwargs))
+            run = level.computed_once
+            out = run(call, *values) if not kwargs else run(lambda: call(*values, **kwargs))
         return level.adopt(out) if isinstance(out, Tensor) else map_tensors(level.adopt, out)
 
     return run

@@ -44,7 +44,7 @@ def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *,
     lanes, images = level.size, query.shape[0]
     q, k, v = (_fold(level, t) for t in (query, key, value))
     mask = _fold_mask(level, attn_mask, images)
-    if mask is not None and mask.requires_grad:
+    if mask is not None and tracked(mask):
         # Seen from this plane the mask needs no gradient, so torch chose a kernel that gives it none.
         scores = _scores(q, for_each_head(k, q), mask, is_causal, scale)
         parts = aten._safe_softmax(scores, -1) @ for_each_head(v, q), scores.logsumexp(-1)

@@ -14,7 +14,7 @@ from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor, captured_
 from lanewise._core.draws.chunk_draws import keep_apart
 from lanewise._core.draws.random import check_random, note_generator, reseat, unbatched_write
 from lanewise._core.level import on_plane
-from lanewise._core.plane import Plane, map_tensors
+from lanewise._core.plane import Plane, map_tensors, tracked
 from lanewise._core.python.factories import adopt_results_of, route
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import aligner, bind, leading, pointwise
@@ -209,7 +209,7 @@ def tied(level: BatchLevel, out: Tensor, *parameters: Any) -> Tensor:
     for x in parameters:
         if isinstance(x, Tensor):
             below = level.physical(x)
-            if below.requires_grad and torch.is_grad_enabled():
+            if tracked(below) and torch.is_grad_enabled():
                 lanes = below.shape[:1] if level.mapped(x) else ()
                 rank = out.dim() - len(lanes) - x.dim()
                 never = torch.zeros((), dtype=torch.bool, device=x.device)

@@ -12,7 +12,7 @@ def is_tracked(*tensors: Tensor | None) -> bool:
     """Whether somebody below may differentiate through these values, in reverse or forward mode."""
     if forward_level() >= 0:
         return True
-    return torch.is_grad_enabled() and any(t is not None and (t.requires_grad or isinstance(t, Plane)) for t in tensors)
+    return torch.is_grad_enabled() and any(t is not None and (isinstance(t, Plane) or t.requires_grad) for t in tensors)
 
 
 def constant(value: Tensor) -> Tensor:

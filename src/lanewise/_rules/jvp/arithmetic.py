@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from lanewise._core.plane import tracked
 from lanewise._rules.jvp.families import elementwise, fitted, jointly_linear, jvp_rule, multilinear
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ elementwise(
 elementwise(aten.copysign.Scalar, lambda t, y, a, b: t * (y / a).masked_fill(a == 0, 0))
 elementwise(aten.copysign.Tensor, lambda t, y, a, b: t * (y / a).masked_fill(a == 0, 0))
 # A y that is recorded below must not be saved there: torch itself does not, so functions may write to it.
-elementwise(aten.div.Tensor, lambda t, y, a, b: t / b, lambda t, y, a, b: -t * ((a / b if y.requires_grad else y) / b))
+elementwise(aten.div.Tensor, lambda t, y, a, b: t / b, lambda t, y, a, b: -t * ((a / b if tracked(y) else y) / b))
 elementwise(aten.fmod.Scalar, lambda t, y, a, c: t)
 elementwise(aten.fmod.Tensor, lambda t, y, a, b: t, lambda t, y, a, b: -t * torch.div(a, b, rounding_mode="trunc"))
 elementwise(aten.hypot.default, lambda t, y, a, b: t * (a / y), lambda t, y, a, b: t * (b / y))
