@@ -1,10 +1,10 @@
 """Warnings of lanes that part in code that runs as it was written name the function, why, and what to write."""
 
 import functools
+import heapq
 import importlib.util
 import itertools
 import re
-import statistics
 import warnings
 from pathlib import Path
 
@@ -151,7 +151,7 @@ def iterator_held(x):
 
 
 def library(x):
-    return x + statistics.median([x.item(), *range(24)])
+    return x + [*heapq.merge([x.item()], range(24))][3]
 
 
 def letters(x, match):
@@ -262,10 +262,10 @@ CASES = [
     (
         library,
         (
-            "return x + statistics",
+            "return x + [*heapq",
             "library",
             "def library",
-            "calls statistics.median there, which runs as it was written",
+            "calls heapq.merge there, which runs as it was written",
             None,
         ),
         TENSORS,

@@ -13,6 +13,10 @@ from lanewise._core.again.effects import MUTATING
 _NATIVE_CALLS = frozenset({"super", "locals", "globals", "vars", "dir"})
 # Methods of what a mask picks that do not need it picked (selections.py).
 REDUCTIONS = frozenset({"sum", "mean", "prod", "any", "all", "numel"})
+# Functions that make one number of a list or a generator, whose condition need not part lanes then (chosen.py).
+_OF_LISTS = frozenset(
+    "len sum max min any all fsum prod mean fmean median median_low median_high stdev pstdev variance pvariance".split()
+)
 
 # What may come out of an expression: things of which no tensor can hold both, or a number and a tensor, too.
 # `RETURNED`: as the call keeps it that the function returns to.
@@ -292,6 +296,8 @@ class Expressions(ast.NodeTransformer):
         owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
         if (out := self.for_each_value(node, [owner, *node.args, *_values_of(node.keywords)], keep)) is not None:
             return out
+        if _is_filtered(node):
+            return self.of_chosen(node)
         func, returns_kinds = node.func, calls_user(node)
         node.args = [self.visit(arg) for arg in node.args]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
@@ -318,6 +324,27 @@ class Expressions(ast.NodeTransformer):
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         shown = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         return self.for_each_value(node, shown) or self.generic_visit(node)  # type: ignore[return-value]
+
+    def of_chosen(self, node: ast.Call) -> ast.expr:
+        """`sum(v for v in values if v > 0)`, with an entry that is absent for each that is left out."""
+        entries: Any = node.args[0]
+        *_, last = entries.generators
+        test = last.ifs[0] if len(last.ifs) == 1 else ast.BoolOp(ast.And(), last.ifs)
+        last.ifs = []
+        entry = ast.IfExp(test, entries.elt, runtime("ABSENT"))
+        chosen = ast.copy_location(ast.GeneratorExp(entry, entries.generators), entries)
+        func = node.func
+        if isinstance(func, ast.Name) and func.id in ("any", "all"):
+            first = call(runtime("for_any"), self.visit(copy.deepcopy(func)), self.comprehension(chosen, True))
+            node.args = [ast.copy_location(first, entries)]
+            node.func = ast.copy_location(call(runtime("fn"), self.visit(func)), func)
+            return node
+        listed = ast.Constant(isinstance(entries, ast.ListComp))
+        called = ast.copy_location(call(runtime("fn"), self.visit(func)), func)
+        node.func = runtime("of_chosen")
+        node.args = [called, listed, self.comprehension(chosen, True), *[self.visit(arg) for arg in node.args[1:]]]
+        node.keywords = [self.visit(keyword) for keyword in node.keywords]
+        return node
 
     def visit_Subscript(self, node: ast.Subscript, get: str = "item") -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
@@ -379,13 +406,17 @@ class Expressions(ast.NodeTransformer):
             return ast.copy_location(call(runtime("gradient"), node.value), node)
         return node
 
-    def comprehension(self, node: Any) -> Any:
+    def comprehension(self, node: Any, keep: bool = False) -> Any:
         if any(generator.is_async for generator in node.generators):
             raise Unsupported("it has an asynchronous comprehension", "a loop of statements", node.lineno)
         inner = {name for generator in node.generators for name in _targets(generator.target)}
         known = set(self.known)
         self.known |= inner
-        node = self.generic_visit(node)
+        if keep:
+            node.generators = [self.visit(generator) for generator in node.generators]
+            node.elt = self.kept(node.elt)
+        else:
+            node = self.generic_visit(node)
         if isinstance(node, ast.DictComp):
             node.key = self.key(node.key)
         elif isinstance(node, ast.SetComp):
@@ -394,6 +425,18 @@ class Expressions(ast.NodeTransformer):
         return node if isinstance(node, ast.GeneratorExp) else self.made(node)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
+
+
+def _is_filtered(node: ast.Call) -> bool:
+    """Whether a function makes one number of a comprehension of which only the last `for` has conditions."""
+    name = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
+    entries = node.args[0] if node.args else None
+    if name not in _OF_LISTS or not isinstance(entries, (ast.ListComp, ast.GeneratorExp)):
+        return False
+    *others, last = entries.generators
+    if not last.ifs or any(each.ifs for each in others) or (name in ("any", "all") and len(node.args) > 1):
+        return False
+    return not any(isinstance(part, ast.NamedExpr) for part in ast.walk(entries))
 
 
 def _values_of(keywords: list[ast.keyword]) -> list[ast.expr]:

@@ -33,6 +33,8 @@ from lanewise._torch_compat import has_module_hooks
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.
 replaced: dict[Any, Callable] = {**seeds.stand_ins}
 replaced_methods: dict[Any, Callable] = {}
+# What stands in for methods of lists and tuples, by their names.
+list_methods: dict[str, Callable] = {}
 
 # Functions that change their first argument, and such methods by name.
 _FIRST = frozenset(
@@ -115,8 +117,8 @@ def _builtin(func: Any) -> Any:
         stand_in = replaced.get(func)
         if stand_in is None:
             stand_in = functools.partial(call_with_numbers, func) if func.__name__ in TAKE_LISTS else func
-        if func in _FIRST:
-            stand_in = functools.partial(changes_first, func)
+            if func in _FIRST:
+                stand_in = functools.partial(changes_first, func)
         _known[func] = stand_in
         return stand_in
     if isinstance(owner, torch.Generator):
@@ -125,6 +127,8 @@ def _builtin(func: Any) -> Any:
         changes(owner)
         if isinstance(owner, (dict, set)):
             return functools.partial(_with_key, func)
+    if (type(owner) is list or type(owner) is tuple) and func.__name__ in list_methods:
+        return functools.partial(list_methods[func.__name__], owner)
     return func
 
 

@@ -117,7 +117,7 @@ def _number(level: Any, mask: Tensor) -> Any:
     return bool(count) if count in (0, mask.shape[0]) else LaneNumber(bool, level.wrap(mask))
 
 
-def _answered(value: Mixed, ask: Callable[[Any], bool]) -> Any:
+def answered(value: Mixed, ask: Callable[[Any], bool]) -> Any:
     """What each lane says to a question about its value, which no tensor has to be looked into for: a bool."""
     level = machine.level
     with on_plane(None):
@@ -145,7 +145,7 @@ def _is(a: Any, b: Any) -> Any:
         a, b = b, a
     if isinstance(b, (bool, Mixed, Tensor, LaneNumber, *_CONTAINERS)):
         return for_each_value(replacements.same, False, (a, b), 3)
-    return _answered(a, lambda own: own is b)
+    return answered(a, lambda own: own is b)
 
 
 def equal(a: Any, b: Any) -> Any:
@@ -168,7 +168,7 @@ def _equals_name(a: Any, b: Any) -> Any:
     """`a == b` where that is a question for a text or the like, None where it is another."""
     known, asked = (a, b) if type(a) is Mixed else (b, a)
     if _named(asked) and all(map(_comparable, known.values)):
-        return _answered(known, lambda own: _named(own) and bool(own == asked))
+        return answered(known, lambda own: _named(own) and bool(own == asked))
     return None
 
 
@@ -197,7 +197,7 @@ def lacks(entry: Any, thing: Any) -> Any:
 def _contains(entry: Any, thing: Any) -> Any:
     if type(entry) is Mixed and isinstance(thing, (tuple, list, set, frozenset, dict)):
         if all(map(_named, (*thing, *entry.values))):
-            return _answered(entry, lambda own: own in thing)
+            return answered(entry, lambda own: own in thing)
     return for_each_value(replacements.contains, False, (entry, thing), 3)
 
 

@@ -30,6 +30,7 @@ from lanewise._control.runtime.choices import (
     unequal,
     whole,
 )
+from lanewise._control.runtime.chosen import ABSENT, for_any, of_chosen
 from lanewise._control.runtime.fusion import fused
 from lanewise._control.runtime.iterators import hold_iterators, iterator_shared, refuse_iterators
 from lanewise._control.runtime.merging import KINDS, NUMBERS, UNBOUND, Mixed, may_see, merge, mixed
@@ -51,6 +52,7 @@ from lanewise._core.parting.lanes import (
 )
 
 __all__ = [
+    "ABSENT",
     "both",
     "changes",
     "changes_outside",
@@ -60,6 +62,7 @@ __all__ = [
     "either",
     "equal",
     "fn",
+    "for_any",
     "fused",
     "gradient",
     "is_",
@@ -73,6 +76,7 @@ __all__ = [
     "made",
     "negation",
     "one_kind",
+    "of_chosen",
     "picked",
     "result",
     "set_item",

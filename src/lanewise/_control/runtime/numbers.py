@@ -8,7 +8,7 @@ most frequent one go on, and the others run again.
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -437,20 +437,27 @@ LaneNumber.__rdivmod__ = lambda self, other: (other // self, other % self)  # ty
 
 def for_each_lane(function: Callable, *numbers: Any) -> Any:
     """A Python function of numbers, called for each lane."""
+    found = results_for_each(function, numbers)
+    out = None if found is None else lane_number(*found)
+    return function(*map(one_number, numbers)) if out is None else out
+
+
+def results_for_each(function: Callable, numbers: Sequence) -> tuple[Any, int, list] | None:
+    """The level, how many lanes run, and what a Python function of numbers gives for each; None where none has lanes.
+
+    (Where none runs, what it gives for a lane that there might be.)
+    """
     level = next(
         (found for n in numbers if isinstance(n, LaneNumber) and (found := _level_of(n.value)) is not None), None
     )
-    rows = [_rows(n.value) if isinstance(n, LaneNumber) else torch.tensor([math.nan]) for n in numbers]
-    count = max([row.shape[0] for row in rows], default=1)
-    if level is None or any(row.shape[0] not in (1, count) for row in rows):
-        return function(*map(one_number, numbers))
+    rows = [_rows(n.value) if isinstance(n, LaneNumber) else None for n in numbers]
+    count = max([row.shape[0] for row in rows if row is not None], default=1)
+    if level is None or any(row is not None and row.shape[0] not in (1, count) for row in rows):
+        return None
     if not count:
-        out = function(*map(one_number, numbers))
-        return LaneNumber(type(out), level.wrap(torch.zeros(0, dtype=DTYPES[type(out)]))) if type(out) in RANK else out
+        return level, 0, [function(*map(one_number, numbers))]
     columns = [
-        [n] * count
-        if not isinstance(n, LaneNumber)
-        else (row.tolist() if row.shape[0] == count else row.tolist() * count)
+        [n] * count if row is None else (row.tolist() if row.shape[0] == count else row.tolist() * count)
         for n, row in zip(numbers, rows)
     ]
     results = []
@@ -463,13 +470,17 @@ def for_each_lane(function: Callable, *numbers: Any) -> Any:
                     only = torch.tensor([place])
                 level.lanes = type(level.lanes)(level.lanes, only, 1)
             raise
+    return level, count, results
+
+
+def lane_number(level: Any, count: int, results: list) -> Any:
+    """One number of each lane that runs as one with lanes; None where they are not of one kind, or too large."""
     kinds = {type(result) for result in results}
-    large = kinds == {int} and max(map(abs, results)) > _LARGEST
-    if len(kinds) != 1 or not kinds <= set(RANK) or large:
-        return function(*map(one_number, numbers))
+    if len(kinds) != 1 or not kinds <= set(RANK) or (kinds == {int} and max(map(abs, results)) > _LARGEST):
+        return None
     kind = kinds.pop()
     with on_plane(None):
-        plain = torch.tensor(results, dtype=DTYPES[kind])
+        plain = torch.tensor(results[:count], dtype=DTYPES[kind])
     return LaneNumber(kind, level.wrap(plain))
 
 

@@ -220,25 +220,45 @@ for _function in (map, filter, functools.reduce):
 def sorted_(entries: Any, *, key: Any = None, reverse: bool = False) -> list:
     """`sorted(entries)`: of numbers, for all lanes at once."""
     entries = list(entries)
-    if key is None and not with_lanes(reverse) and any(type(entry) is LaneNumber for entry in entries):
-        kinds = {kind_of(entry) for entry in entries}
-        if len(kinds) == 1 and kinds <= {bool, int, float}:
-            ordered = _ordered(entries, kinds.pop(), bool(reverse))
-            if ordered is not None:
-                return ordered
-    return sorted(entries, key=None if key is None else fn(key), reverse=reverse)
+    if machine.level is None or with_lanes(reverse):
+        return sorted(entries, key=key, reverse=reverse)
+    if key is None:
+        return _ordered(entries, entries, bool(reverse)) or sorted(entries, reverse=reverse)
+    keys = list(map(fn(key), entries))
+    ordered = _ordered(entries, keys, bool(reverse))
+    if ordered is not None:
+        return ordered
+    return [entries[place] for place in sorted(range(len(entries)), key=keys.__getitem__, reverse=reverse)]
 
 
-def _ordered(numbers: list, kind: Any, reverse: bool) -> list | None:
-    """Numbers of one kind in their order in each lane; None where they have none."""
+def _ordered(numbers: list, keys: list, reverse: bool) -> list | None:
+    """Numbers of one kind in the order of their keys in each lane; None where they have none."""
+    if not any(type(key) is LaneNumber for key in keys):
+        return None
+    rows = _rows_of(keys)
+    if rows is None or (rows.is_floating_point() and decide(machine.level, rows.isnan().any()) is not False):
+        return None
+    ordered, order = rows.sort(dim=0, stable=True, descending=reverse)
+    kind: Any = kind_of(numbers[0])
+    if numbers is not keys:
+        rows = _rows_of(numbers)
+        if rows is None:
+            return None
+        ordered = rows.gather(0, order)
+    return [LaneNumber(kind, row) for row in ordered.unbind()]
+
+
+def _rows_of(numbers: list) -> Tensor | None:
+    """Numbers of one kind that has an order, as a tensor `[n]`; None for anything else."""
+    kinds = {kind_of(number) for number in numbers}
+    if len(kinds) != 1 or not kinds <= {bool, int, float}:
+        return None
     if any(type(number) is int and abs(number) >= 2**63 for number in numbers):
         return None
+    (kind,) = kinds
     with on_plane(None):
-        numbers = [n.value if type(n) is LaneNumber else torch.tensor(n, dtype=DTYPES[kind]) for n in numbers]
-    rows = torch.stack(numbers)
-    if kind is float and decide(machine.level, rows.isnan().any()) is not False:
-        return None
-    return [LaneNumber(kind, row) for row in rows.sort(stable=True, descending=reverse).values.unbind()]
+        parts = [n.value if type(n) is LaneNumber else torch.tensor(n, dtype=DTYPES[kind]) for n in numbers]
+    return torch.stack(parts)
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
@@ -362,11 +382,13 @@ def set_item(value: Any, thing: Any, index: Any) -> None:
 
 def contains(entry: Any, thing: Any) -> Any:
     """`entry in thing`"""
-    if not with_lanes(entry) or machine.level is None or not isinstance(thing, (list, tuple, set, frozenset, dict)):
+    if machine.level is None or not isinstance(thing, (list, tuple, set, frozenset, dict)):
+        return entry in thing
+    if not with_lanes(entry) and LaneNumber not in map(type, thing):
         return entry in thing
     found: Any = False
     for other in thing:
-        equal = entry == other
+        equal = True if entry is other else entry == other
         if isinstance(equal, Tensor):
             equal = number_of(equal)
         found = equal if found is False else found | equal
@@ -422,8 +444,12 @@ _TORCH: dict[Any, tuple[Callable, Callable]] = {
 }
 
 
-def call_arithmetic(function: Callable, *args: Any) -> Any:
+def call_arithmetic(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """A function of the math module."""
+    if kwargs:
+        names, count = [*kwargs], len(args)
+        args = (*args, *kwargs.values())
+        return call_arithmetic(lambda *given: function(*given[:count], **dict(zip(names, given[count:]))), *args)
     if not any(with_lanes(arg) for arg in args) or (function is math.trunc and isinstance(args[0], Tensor)):
         return function(*args)
     numbers = [as_number(arg) for arg in args]
