@@ -67,10 +67,10 @@ class FunctionError(LanewiseError, NotImplementedError):
 
 
 class LaneValueError(LanewiseError, RuntimeError):
-    """A Python value was asked of a tensor that differs from lane to lane.
+    """A Python value was asked of a tensor that differs from lane to lane, where lanes cannot take different ways.
 
-    Cause: `vmap(lambda x: x.item())(xs)`.
-    Mended: `vmap(lambda x: x)(xs)`, keeping the value in a tensor.
+    Cause: `vmap(lambda x: "large" if x > 1 else "small")(xs)`: no tensor can hold the results of all lanes.
+    Mended: `vmap(lambda x: x > 1)(xs)`, or `out_dims="list"`.
     """
 
 
@@ -116,8 +116,9 @@ class EscapedTensorError(LanewiseError, RuntimeError):
 class SlowPathWarning(UserWarning):
     """What runs once per lane, or once for each of many ways that lanes take. The numbers are right.
 
-    Cause: an operation without a batching rule; `max(x.tolist())`, whose comparisons have other answers in each lane.
-    Mended: what the message says, such as `x.max()`.
+    Cause: an operation without a batching rule; code that runs as it was written, such as a generator, or a `while`
+        that appends to a list, where each of many lanes takes another way through it.
+    Mended: what the message says, such as a tensor in place of the list.
     """
 
 
@@ -146,11 +147,19 @@ def user_frame() -> traceback.FrameSummary | None:
 
 
 class Step(NamedTuple):
-    """A call that is running: its code, the globals of that, and the line that it has come to."""
+    """A call that is running.
+
+    Attributes:
+        code: Its code.
+        names: The globals of that.
+        line: The line that it has come to.
+        asks: The library's own function that it has called there, by its name; empty if none.
+    """
 
     code: types.CodeType
     names: dict
     line: int
+    asks: str = ""
 
     @property
     def users(self) -> bool:
@@ -160,14 +169,15 @@ class Step(NamedTuple):
 
 def calls_within(own: str) -> list[Step]:
     """The calls of the user's and of libraries that run, innermost first, within the library's own function `own`."""
-    found = []
-    frame = sys._getframe(1)
+    found: list[Step] = []
+    frame, asks = sys._getframe(1), ""
     while frame is not None:
         code = frame.f_code
         if not _is_own(code):
-            found.append(Step(code, frame.f_globals, frame.f_lineno))
+            found.append(Step(code, frame.f_globals, frame.f_lineno, asks))
         elif code.co_name == own:
             break
+        asks = code.co_name if _is_own(code) else ""
         frame = frame.f_back
     return found
 

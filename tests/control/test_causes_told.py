@@ -8,6 +8,7 @@ import re
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,10 +17,12 @@ from lanewise import vmap
 NUMBERS = torch.arange(24)
 FILE = Path(__file__)
 TENSORS = (
-    "tensors where Python's own numbers decide: x.max() for max(x.tolist()), x.sort() for sorted(x), x[x > 0] for a "
-    "list of what is picked, rows[k] for items[int(k)]"
+    "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, x[x > 0].sum() for "
+    "a list of what is picked, rows[k] for table[int(k)]"
 )
-CHANGED = "a variable that the branch binds (y = ...), and the change after it; or a tensor made before: out[i] = y"
+CHANGED = "a variable that the branch binds (y = ...), and the change after it"
+ARRAY = "functions of torch in place of NumPy's: torch.cumsum(x, 0) for np.cumsum(x.numpy())"
+KEY = "rows[k] for table[int(k)], with a tensor of what the table holds; torch.unique(x) for a set"
 
 
 def warnings_of(f, numbers=NUMBERS):
@@ -172,11 +175,41 @@ def called_by_a_library(x):
     return x + len(re.sub("a", functools.partial(letters, x), "a"))
 
 
-def key_of_python(x):
-    return x + len(f"{'a' * int(x)}")
+def number_of_python(x):
+    return x + sorted((n, 0) for n in [x.item(), *range(24)])[12][0]
 
 
-WHY = "runs as it was written: some lanes change"
+def text_of_a_number(x):
+    return x + len(f"{'a':>{int(x) + 1}}") + len(f"{x.item():.3e}".replace("0", ""))
+
+
+def entries_of_a_set(x):
+    return x + len({x.item(), 3})
+
+
+def list_of_its_own(x):
+    values = (x + torch.zeros(2)).tolist()
+    while values[-1] < 24:
+        values.append(values[-1] + 1)
+    return x + len(values)
+
+
+def size_of_a_tensor(x):
+    return x + torch.ones(int(x) + 1).numel()
+
+
+def numpy_inside(x):
+    return x + torch.from_numpy(np.cumsum(x.expand(2).numpy()))[1]
+
+
+def numpy_changed(x):
+    y = torch.zeros(24).numpy()
+    if x > 4:
+        y[int(x)] = 1
+    return x + torch.from_numpy(y).argmax()
+
+
+WHY = "runs as it was written: not all lanes come to where it changes"
 CASES = [
     (
         generator,
@@ -227,10 +260,10 @@ CASES = [
             "while x > 0",
             "list_changed",
             "def list_changed",
-            f"{WHY} a list that others have, too",
+            f"{WHY} a list that was there before",
             "out.append",
         ),
-        CHANGED,
+        f"a tensor in place of the list, out[i] = y; or {CHANGED}",
     ),
     (
         attribute_changed,
@@ -238,14 +271,14 @@ CASES = [
             "while x > 0",
             "attribute_changed",
             "def attribute_changed",
-            f"{WHY} an object (State) that others have, too",
+            f"{WHY} an object (State) that was there before",
             "state.n = ",
         ),
         CHANGED,
     ),
     (
         nonlocal_changed,
-        ("while x > 0", "step", "def step", f"{WHY} a variable of a scope around it that others have, too", "n += 1"),
+        ("while x > 0", "step", "def step", f"{WHY} a variable of a scope around it", "n += 1"),
         CHANGED,
     ),
     (
@@ -268,7 +301,7 @@ CASES = [
             "calls heapq.merge there, which runs as it was written",
             None,
         ),
-        TENSORS,
+        "operations on tensors, in place of heapq.merge",
     ),
     (
         called_by_c,
@@ -287,15 +320,81 @@ CASES = [
         "the call in a loop of the function's own",
     ),
     (
-        key_of_python,
+        number_of_python,
         (
-            "return x + len",
-            "key_of_python",
-            "def key_of_python",
+            "return x + sorted",
+            "number_of_python",
+            "def number_of_python",
             "asks there for a number, a text or a key of Python's own",
             None,
         ),
         TENSORS,
+    ),
+    (
+        text_of_a_number,
+        (
+            "return x + len",
+            "text_of_a_number",
+            "def text_of_a_number",
+            "asks there for a number, a text or a key of Python's own",
+            None,
+        ),
+        "the number as a result of the function, and its text made outside",
+    ),
+    (
+        entries_of_a_set,
+        (
+            "return x + len",
+            "entries_of_a_set",
+            "def entries_of_a_set",
+            "asks there for a number, a text or a key of Python's own",
+            None,
+        ),
+        KEY,
+    ),
+    (
+        size_of_a_tensor,
+        (
+            "return x + torch.ones",
+            "size_of_a_tensor",
+            "def size_of_a_tensor",
+            "asks there for a number, a text or a key of Python's own",
+            None,
+        ),
+        "a size that all lanes share, and a mask: torch.where(torch.arange(most) < n, x, 0) for x[:int(n)]",
+    ),
+    (
+        numpy_inside,
+        (
+            "return x + torch.from",
+            "numpy_inside",
+            "def numpy_inside",
+            "asks there for a number, a text or a key of Python's own",
+            None,
+        ),
+        ARRAY,
+    ),
+    (
+        list_of_its_own,
+        (
+            "values = ",
+            "list_of_its_own",
+            "def list_of_its_own",
+            f"{WHY} a list that was there before",
+            "values.append",
+        ),
+        f"a tensor in place of the list, out[i] = y; or {CHANGED}",
+    ),
+    (
+        numpy_changed,
+        (
+            "y[int(x)]",
+            "numpy_changed",
+            "def numpy_changed",
+            f"{WHY} an object (ndarray) that was there before",
+            "y[int(x)]",
+        ),
+        "a tensor in place of the array: y = x.clone(), y[i] = v",
     ),
 ]
 

@@ -11,9 +11,20 @@ from lanewise._core.parting.causes import Cause
 from lanewise.errors import SlowPathWarning, Step, warn_at_user_line
 
 _TENSORS = (
-    "tensors where Python's own numbers decide: x.max() for max(x.tolist()), x.sort() for sorted(x), "
-    "x[x > 0] for a list of what is picked, rows[k] for items[int(k)]"
+    "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, x[x > 0].sum() for "
+    "a list of what is picked, rows[k] for table[int(k)]"
 )
+_ARRAY = "functions of torch in place of NumPy's: torch.cumsum(x, 0) for np.cumsum(x.numpy())"
+_TEXT = "the number as a result of the function, and its text made outside"
+_KEY = "rows[k] for table[int(k)], with a tensor of what the table holds; torch.unique(x) for a set"
+_SIZE = "a size that all lanes share, and a mask: torch.where(torch.arange(most) < n, x, 0) for x[:int(n)]"
+# By the library's function that asks each lane for its own: what to write instead.
+_ANSWERS = {
+    **dict.fromkeys(("numpy", "__array__"), _ARRAY),
+    **dict.fromkeys(("__format__", "__str__", "__repr__"), _TEXT),
+    **dict.fromkeys(("__hash__", "key", "one_number", "set_", "frozenset_", "dict_", "_with_key"), _KEY),
+    **dict.fromkeys(("__index__", "call_with_numbers"), _SIZE),
+}
 _WITHIN = frozenset({"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"})
 # Parts of torch between a line of the user's and the operation that it writes.
 _BETWEEN = ("torch._", "torch.nn.modules.module", "torch.overrides", "torch.utils._")
@@ -35,7 +46,7 @@ def told(calls: list[Step] | None, restarted: Cause | None) -> Told:
     rows = _rows(calls)
     cause = _cause(calls) or restarted
     if cause is None:
-        return Told(rows, _TENSORS)
+        return Told(rows, _instead(calls, ""))
     text = _text(cause.file, cause.line)
     where = "" if not cause.line else f" (line {cause.line}: {text})" if text else f" (line {cause.line})"
     return Told(f"{rows}\n  {cause.function} ({cause.file}:{cause.first}) {cause.what}{where}", cause.instead)
@@ -66,7 +77,7 @@ def _cause(calls: list[Step]) -> Cause | None:
             library = library if module.startswith(_BETWEEN) else f"{module}.{call.code.co_name}"
         elif call.code.co_name not in _WITHIN:
             if is_converted(call.code):
-                return _of_converted(call, library) if inner is None else _called(inner, library)
+                return _of_converted(calls, call, library) if inner is None else _called(inner, library)
             reason = _reason(call)
             if reason is not None:
                 return _of(call, f"is not converted: {reason}", reason.line, reason.instead)
@@ -86,10 +97,17 @@ def _of(call: Step, what: str, line: int, instead: str) -> Cause:
     return Cause(code.co_name, code.co_filename, code.co_firstlineno, what, line, instead)
 
 
-def _of_converted(call: Step, library: str) -> Cause:
+def _of_converted(calls: list[Step], call: Step, library: str) -> Cause:
+    instead = _instead(calls, library)
     if library:
-        return _of(call, f"calls {library} there, which runs as it was written", 0, _TENSORS)
-    return _of(call, "asks there for a number, a text or a key of Python's own", 0, _TENSORS)
+        return _of(call, f"calls {library} there, which runs as it was written", 0, instead)
+    return _of(call, "asks there for a number, a text or a key of Python's own", 0, instead)
+
+
+def _instead(calls: list[Step], library: str) -> str:
+    """What to write where lanes are asked for Python's own by a library, or by the user's code."""
+    answer = _ANSWERS.get(calls[0].asks) if calls else None
+    return answer or (f"operations on tensors, in place of {library}" if library else _TENSORS)
 
 
 def _called(call: Step, library: str) -> Cause:

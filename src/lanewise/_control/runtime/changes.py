@@ -42,7 +42,7 @@ def changes(thing: Any, attribute: bool = False) -> Any:
         return thing
     if narrowed():
         if not _is_own(thing):
-            raise Restart(machine.level, cause=_changed(_told(thing)))
+            raise Restart(machine.level, cause=_changed_thing(thing))
         return thing
     level = machine.level
     if level is not None and level.aliases is not None:
@@ -77,22 +77,28 @@ def changes_outside() -> None:
         raise Restart(machine.level, cause=_changed("a variable of a scope around it"))
 
 
-def _told(thing: Any) -> str:
+def _changed_thing(thing: Any) -> Cause | None:
     kind = type(thing)
-    return f"a {kind.__name__}" if kind in _CONTAINERS else f"an object ({kind.__name__})"
+    what = f"a {kind.__name__}" if kind in _CONTAINERS else f"an object ({kind.__name__})"
+    instead = _BOUND
+    if kind is list:
+        instead = f"a tensor in place of the list, out[i] = y; or {_BOUND}"
+    elif kind.__module__ == "numpy":
+        instead = "a tensor in place of the array: y = x.clone(), y[i] = v"
+    return _changed(f"{what} that was there before", instead)
 
 
-def _changed(what: str) -> Cause | None:
-    return cause_here(
-        f"some lanes change {what} that others have, too",
-        "a variable that the branch binds (y = ...), and the change after it; or a tensor made before: out[i] = y",
-    )
+_BOUND = "a variable that the branch binds (y = ...), and the change after it"
+
+
+def _changed(what: str, instead: str = _BOUND) -> Cause | None:
+    return cause_here(f"not all lanes come to where it changes {what}", instead)
 
 
 def changed_inside() -> Cause | None:
     """Why code has to run as written that calls what has changed an object."""
     return cause_here(
-        "some lanes call what changes an object that others have, too",
+        "not all lanes come to where it calls what changes an object that was there before",
         "the call before the branch; or a copy of the object, made in the branch",
     )
 

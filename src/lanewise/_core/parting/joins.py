@@ -402,7 +402,8 @@ def share_no_attribute(tensor: Any) -> None:
         raise Restart(
             level,
             cause=cause_here(
-                "some lanes set an attribute of a tensor that others have, too", "y = x.view_as(x)  # in the branch"
+                "not all lanes come to where it sets an attribute of a tensor that was there before",
+                "y = x.view_as(x)  # in the branch",
             ),
         )
 
