@@ -1,6 +1,7 @@
 """Functions whose lanes take different ways: which they are, and who runs them."""
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -57,29 +58,56 @@ class _Runner:
 runner = _Runner()
 
 
-def code_of(func: Any) -> Any:
+# So many functions in the scope of a function, and in theirs, are looked at.
+_MOST = 64
+_FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
+
+
+def code_of(func: Any, seen: set[int] | None = None) -> Any:
     """What stands for a function among those whose lanes parted: closures and methods by their code.
 
-    For a transform of a function that function does, for a container of modules the classes in it, and for a function
-    that calls others of its scope these as well: all of one kind have the same code.
+    For a transform of a function that function does, for a module its class and those of its parts, and for a function
+    that has others in its scope, or is given others by `partial`, these as well: all of one kind have the same code.
     """
     while hasattr(func, "__wrapped__"):
         func = func.__wrapped__
+    if type(func) is types.FunctionType and func.__closure__ is None and func.__defaults__ is None:
+        return func.__code__
+    seen = set() if seen is None else seen
     if isinstance(func, functools.partial):
-        return code_of(func.func)
+        return _with_scope(code_of(func.func, seen), [*func.args, *func.keywords.values()], seen)
     if isinstance(func, torch.nn.Module):
         if type(func).__module__ == "torch.nn.modules.container":
             return frozenset([type(part) for part in func.modules()])
-        return getattr(type(func), "forward", None) or type(func)  # a scripted module's class has none to give
+        forward = getattr(type(func), "forward", None) or type(func)  # a scripted module's class has none to give
+        return (forward, type(func), *map(type, func.children()))
     code = getattr(func, "__code__", None) or id(func)
-    inner = [] if getattr(func, "__closure__", None) is None else [_code_in(cell) for cell in func.__closure__]
+    scope = [*map(_content, getattr(func, "__closure__", None) or ()), *(getattr(func, "__defaults__", None) or ())]
+    code = _with_scope(code, scope, seen)
+    owner = getattr(func, "__self__", None)
+    return code if owner is None else (code, type(owner).__qualname__)
+
+
+def _with_scope(code: Any, things: list, seen: set[int]) -> Any:
+    """A function's code, and that of the functions and modules among what is in its scope."""
+    inner = [_code_in(thing, seen) for thing in things]
     return (code, *inner) if any(inner) else code
 
 
-def _code_in(cell: Any) -> Any:
+def _code_in(thing: Any, seen: set[int]) -> Any:
+    if type(thing) not in _FUNCTIONS:
+        return type(thing) if isinstance(thing, torch.nn.Module) else None
+    own = id(getattr(thing, "__func__", thing))
+    if own in seen or len(seen) >= _MOST:
+        return getattr(thing, "__code__", None)
+    seen.add(own)
+    return code_of(thing, seen)
+
+
+def _content(cell: Any) -> Any:
     try:
-        return getattr(cell.cell_contents, "__code__", None)
-    except Exception:  # not bound yet, or a proxy with nothing behind it
+        return cell.cell_contents
+    except ValueError:  # not bound yet
         return None
 
 
