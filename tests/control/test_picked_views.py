@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from lanewise import grad, jvp, vmap
+from lanewise._core.parting.picked import by_number
 
 D = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    """What an earlier test has shown of functions of the same code does not help."""
+    by_number.clear()
 
 
 def _assigned_to_a_part(y, i, j, v):
@@ -60,6 +67,14 @@ def _branch(y, i, j, v):
 def _loop(y, i, j, v):
     for _ in range(int(j) % 3):
         y[i][j] += v
+
+
+def itself_in_a_branch(y, i, j, v):
+    row = y[i]
+    if v > 0:
+        row[j] = row[j] + v
+        row[0] = 3.0
+    row[j] += 1
 
 
 def _short_numbers(y, i, j, v):
@@ -210,6 +225,21 @@ def test_numbers_of_lanes_around(write):
     out = vmap(lambda x, i: vmap(lambda j: f(x, i, j))(columns))(xs, rows)
     want = torch.stack([torch.stack([f(x, i, j) for j in columns]) for x, i in zip(xs, rows)])
     torch.testing.assert_close(out, want)
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("write", [_branch, _loop, _kept, _method, itself_in_a_branch])
+def test_lanes_around_part_before_they_write(write):
+    """The number is of the lanes around, and so is what they part by: the inner ones run for all pairs."""
+    x, i, j, v = _examples()
+
+    def f(x, i, j, v):
+        y = x * 1
+        write(y, i, j, v)
+        return y
+
+    out = vmap(lambda i, j, v: vmap(lambda x: f(x, i, j, v))(x))(i, j, v)
+    assert torch.equal(out, torch.stack([torch.stack([f(x, *row) for x in x]) for row in zip(i, j, v)]))
 
 
 # --- what is written to x shows in x[i] ------------------------------------------------------------------------------

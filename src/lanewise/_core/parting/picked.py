@@ -13,6 +13,7 @@ from torch import Tensor
 from lanewise._core.again.journal import memory
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.level import live_levels
+from lanewise._core.parting.joins import innermost
 from lanewise._core.plane import Plane, sync
 
 # Code of functions whose lanes part by the numbers that they index with.
@@ -48,7 +49,7 @@ class Picked:
 def note(copy: Tensor, source: Tensor, entries: tuple) -> None:
     """Remember that `copy` is `source[entries]`."""
     place = memory(copy)
-    for level in {level for entry in entries for level in _levels(entry)}:
+    for level in _levels_of(entries):
         picked = level.picked
         if picked is None:
             picked = level.picked = {}
@@ -60,9 +61,20 @@ def note(copy: Tensor, source: Tensor, entries: tuple) -> None:
         picked[place] = Picked(weakref.ref(copy, forget), source, entries)
 
 
+def note_anew(picked: list[Picked], before: int) -> None:
+    """Remember copies by their memory that had other memory `before`: they have got lanes by what was written."""
+    for each in picked:
+        for level in _levels_of(each.entries):
+            if level.picked is not None:
+                level.picked.pop(before, None)
+        copy = each.copy()
+        if copy is not None:
+            note(copy, each.source, each.entries)
+
+
 def parts_by_number(entries: tuple) -> bool:
     """Whether the lanes of an index are to part by it."""
-    return any(level.by_number for entry in entries if isinstance(entry, Plane) for level in _levels(entry))
+    return any(level.by_number for level in _levels_of(entries))
 
 
 def picked_as(tensor: Any) -> list[Picked]:
@@ -85,6 +97,12 @@ def shown_in(tensor: Tensor, but: Any) -> list[Picked]:
             place = memory(tensor)
             found += [each for each in list(picked.values()) if each.shows(place) and each.copy() is not but]
     return found
+
+
+def _levels_of(entries: tuple) -> set[BatchLevel]:
+    """The levels whose lanes the numbers of an index have, and those that run for all pairs with these."""
+    found = {level for entry in entries if isinstance(entry, Plane) for level in _levels(entry)}
+    return found | {innermost(level) for level in found}
 
 
 def _levels(tensor: Any) -> list[BatchLevel]:

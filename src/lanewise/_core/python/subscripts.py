@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.journal import memory
 from lanewise._core.batch import BatchTensor
 from lanewise._core.parting.lanes import machine
-from lanewise._core.parting.picked import Picked, note, parts_by_number, picked_as, shown_in
+from lanewise._core.parting.picked import Picked, note, note_anew, parts_by_number, picked_as, shown_in
 from lanewise._core.plane import Plane, sync
 from lanewise._torch_compat import fast_binding
 
@@ -58,6 +59,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
     # Asked first: a copy that gets lanes when it is written to is another one.
     picked = picked_as(x)
+    before = memory(x) if picked else 0
     machine.assigning += 1
     try:
         _set_item(x, index, value)
@@ -71,6 +73,8 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             if all(map(operator.is_, known[0].entries, entries)):
                 _assigned(known)  # `x[i] += v` writes to the copy, and assigns it
     if picked:
+        if memory(x) != before:
+            note_anew(picked, before)
         set_item(picked[0].source, picked[0].entries, x)
         _assigned(picked)
 
