@@ -51,6 +51,42 @@ def test_compiled_values(name, backend):
     torch.testing.assert_close(got, want)
 
 
+DECIDES = {
+    "if": lambda a: a * 2 if a.sum() > 0 else a - 1,
+    "item": lambda a: a * a.sum().item(),
+    "cond": lambda a: lw.cond(a.sum() > 0, lambda b: b * 2, lambda b: b - 1, (a,)),
+    "while_loop": lambda a: lw.while_loop(lambda b: b.sum() > 0.1, lambda b: b / 2, a),
+    "error_if": lambda a: lw.error_if(a, a.sum() > 100, "too large"),
+}
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_lanes_cannot_part_under_the_compiler(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda xs: lw.vmap(DECIDES[name])(xs), backend="eager")
+    with pytest.raises(TransformError, match=r"torch.compile compiles, lanes cannot take different ways") as found:
+        compiled(X)
+    assert "compiled = torch.compile(" in str(found.value)
+    assert "issue" not in str(found.value)
+    torch.testing.assert_close(lw.vmap(DECIDES[name])(X), torch.stack([torch.as_tensor(DECIDES[name](x)) for x in X]))
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 0), (0, None)])
+def test_keys_under_the_compiler(in_dims, capfd):
+    keys, counts = lw.random.split(lw.random.key(0), 4), torch.arange(4)
+    key = keys if in_dims[0] == 0 else keys[1]
+    count = counts if in_dims[1] == 0 else counts[1]
+
+    def noisy(key, count):
+        return lw.random.normal(lw.random.fold_in(key, count), (3,))
+
+    program = lw.vmap(noisy, in_dims=in_dims)
+    torch._dynamo.reset()
+    out = torch.compile(lambda *args: program(*args), backend="eager", fullgraph=True)(key, count)
+    torch.testing.assert_close(out, program(key, count))
+    assert "batching rule" not in capfd.readouterr().err
+
+
 def test_a_compiled_function_under_vmap():
     torch._dynamo.reset()
     g = torch.compile(lambda a: a.sin() * 2, backend="eager")

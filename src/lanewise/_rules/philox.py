@@ -100,3 +100,27 @@ def _philox_lanes(level: BatchLevel, key: Tensor, counter: Tensor) -> Tensor:
 def _philox_words_lanes(level: BatchLevel, key: Tensor, domain: int, count: int) -> Tensor:
     """key [B, *K, 2] -> words [B, *K, count]"""
     return philox_words(key.value, domain, count)  # type: ignore[attr-defined]
+
+
+# --- rules of torch's own vmap, which torch.compile traces ------------------------------------------------------------
+
+
+def _in_front(value: Tensor, dim: int | None, rank: int) -> Tensor:
+    """Lanes in front [B, 1, ..., *S] of so many dims; without lanes, the value."""
+    if dim is None:
+        return value
+    value = value.movedim(dim, 0)
+    return value.reshape(value.shape[0], *[1] * (rank + 1 - value.dim()), *value.shape[1:])
+
+
+def _philox_traced(_: Any, in_dims: tuple, key: Tensor, counter: Tensor) -> tuple[Tensor, int]:
+    rank = max(value.dim() - (dim is not None) for value, dim in zip((key, counter), in_dims))
+    return philox(_in_front(key, in_dims[0], rank), _in_front(counter, in_dims[1], rank)), 0
+
+
+def _philox_words_traced(_: Any, in_dims: tuple, key: Tensor, domain: int, count: int) -> tuple[Tensor, int]:
+    return philox_words(key.movedim(in_dims[0], 0), domain, count), 0
+
+
+torch.library.register_vmap("lanewise::philox", _philox_traced, lib=_library)
+torch.library.register_vmap("lanewise::philox_words", _philox_words_traced, lib=_library)

@@ -16,7 +16,7 @@ from lanewise._core.batch import BatchTensor
 from lanewise._core.level import leave_uncompiled
 from lanewise._core.plane import Plane
 from lanewise._torch_compat import never_compile, run_as_written
-from lanewise.errors import TransformError
+from lanewise.errors import TransformError, at_user_line
 
 
 def _functions_of(owner: Any) -> Iterator[FunctionType]:
@@ -86,6 +86,31 @@ def traced(name: str, *args: Any, **options: Any) -> Any:
     if torch.compiler.is_compiling():
         return getattr(torch.func, name)(*args, **passed)
     raise AssertionError("called outside of torch.compile")
+
+
+# What torch's vmap says of a value that would decide where a function goes on.
+_DECIDING = ("data-dependent control flow", "calling .item() on a Tensor")
+
+
+def explaining(func: Callable) -> Callable:
+    """The function of a `vmap` under the compiler, whose lanes cannot take different ways: says so where they would."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, TransformError) or not any(phrase in str(error) for phrase in _DECIDING):
+                raise
+            raise TransformError(
+                at_user_line(
+                    "vmap: inside a function that torch.compile compiles, lanes cannot take different ways: it traces "
+                    "torch's own vmap, which has no data-dependent control flow (`if`, `while` and .item() on lane "
+                    "values, cond, switch, while_loop, error_if)",
+                    "vmap(f)(xs)  # called outside of the compiled function; f itself may be compiled",
+                )
+            ) from error
+
+    return called
 
 
 def without_keywords(func: Callable, kwargs: dict[str, Any]) -> Callable:

@@ -18,7 +18,7 @@ from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_wi
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
-from lanewise._transforms.compiling import is_compiling, traced
+from lanewise._transforms.compiling import explaining, is_compiling, traced
 from lanewise._transforms.dims import (
     check_out_dims,
     check_randomness,
@@ -90,7 +90,7 @@ def vmap(
     if is_compiling():
         return traced(
             "vmap",
-            func,
+            explaining(func),
             in_dims,
             out_dims,
             randomness,
@@ -116,9 +116,8 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal reach
         if is_compiling():
-            return traced("vmap", func, in_dims, out_dims, randomness, chunk_size=chunk_size, axis_size=axis_size)(
-                *args, **kwargs
-            )
+            options = {"chunk_size": chunk_size, "axis_size": axis_size}
+            return traced("vmap", explaining(func), in_dims, out_dims, randomness, **options)(*args, **kwargs)
         try:
             if peer_engine_active():
                 raise refuse_peer("vmap")
