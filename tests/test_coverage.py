@@ -29,4 +29,12 @@ def test_report(capsys):
 def test_one_operation(capsys):
     assert main(["aten.sum.dim_IntList"]) == 0
     assert "along dims" in capsys.readouterr().out
-    assert main(["no such operation"]) == 1
+
+
+def test_an_operation_that_there_is_not(capsys):
+    assert main(["torch.cumsun"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("no operation whose name contains 'torch.cumsun'; there are cumsum")
+    assert main(["no such operation", "aten.sum.dim_IntList"]) == 0
+    assert capsys.readouterr().err == "no operation whose name contains 'no such operation'; --all shows all\n"

@@ -61,7 +61,10 @@ def test_the_docstrings_of_a_module_run(module):
         assert result.failed == 0, "".join(report)
 
 
-@pytest.mark.parametrize("name", [*lanewise.__all__, *(f"random.{name}" for name in lanewise.random.__all__)])
+@pytest.mark.parametrize(
+    "name",
+    [*lanewise.__all__, "map", "random", "errors", "debug", *(f"random.{name}" for name in lanewise.random.__all__)],
+)
 def test_a_public_name_is_documented(name):
     value = operator.attrgetter(name)(lanewise)
     text = inspect.getdoc(value) or ""

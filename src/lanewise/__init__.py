@@ -9,10 +9,13 @@ import lanewise._core.recording.autograd
 import lanewise._core.recording.nodes
 import lanewise._rules.batch
 import lanewise._rules.jvp  # noqa: F401
-from lanewise import debug, errors, random
+from lanewise import debug as debug
+from lanewise import errors as errors
+from lanewise import random as random
 from lanewise._control.functional.checks import error_if
 from lanewise._control.functional.operators import cond, fori_loop, switch, while_loop
-from lanewise._control.functional.scans import associative_scan, map, scan
+from lanewise._control.functional.scans import associative_scan, scan
+from lanewise._control.functional.scans import map as map
 from lanewise._transforms.compiling import never_compile_packages
 from lanewise._transforms.forward import jvp, linearize
 from lanewise._transforms.functional import debug_unwrap
@@ -27,13 +30,13 @@ never_compile_packages("lanewise._core.", "lanewise._control.", "lanewise._trans
 
 __version__ = "0.1.0"
 
+# What `import *` brings: no modules, and nothing by a name of Python's own. `lanewise.map`, `lanewise.random`,
+# `lanewise.errors` and `lanewise.debug` are public, too.
 __all__ = [
     "associative_scan",
     "cond",
-    "debug",
     "debug_unwrap",
     "error_if",
-    "errors",
     "fori_loop",
     "functional_call",
     "functionalize",
@@ -44,8 +47,6 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
-    "map",
-    "random",
     "rearrange",
     "replace_all_batch_norm_modules_",
     "scan",

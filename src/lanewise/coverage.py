@@ -1,6 +1,8 @@
 """`python -m lanewise.coverage`: which rule serves each operation of PyTorch, and what is known not to work."""
 
 import argparse
+import difflib
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -44,6 +46,14 @@ def lane_loops() -> list[OpOverload]:
     return [op for op in census() if rule_class(op) == "lane loop"]
 
 
+def _close(name: str, operations: list[OpOverload]) -> str:
+    """Names that may be meant, as the end of a message."""
+    plain = name.removeprefix("torch.").removeprefix("aten.")
+    known = dict.fromkeys(str(op).split(".")[1] for op in operations)
+    close = difflib.get_close_matches(plain.partition(".")[0], known, 4)
+    return f"; there are {', '.join(close)}" if close else "; --all shows all"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the report."""
     parser = argparse.ArgumentParser(prog="python -m lanewise.coverage", description=__doc__)
@@ -56,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     for op in shown:
         print(f"{str(op):60} lanes: {classes[op]:24} tangents: {forward_class(op)}")
     if options.names:
+        missing = [name for name in options.names if not any(name in str(op) for op in operations)]
+        for name in missing:
+            print(f"no operation whose name contains {name!r}{_close(name, operations)}", file=sys.stderr)
         return 0 if shown else 1
     print(f"\n{len(operations)} operations of torch {torch.__version__}. Rules by class:")
     for family, count in Counter(classes.values()).most_common():
