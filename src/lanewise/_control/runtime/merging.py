@@ -1,13 +1,14 @@
 """Values of any kind where lanes come together: kept where all share them, merged where one value can hold all."""
 
 import enum
+import math
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._control.runtime.numbers import DTYPES, LaneNumber, holds, kind_of
+from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of, largest
 from lanewise._core.level import on_plane
 from lanewise._core.parting.aliases import aliases_of
 from lanewise._core.parting.joins import merge_tensors, narrow, on_home
@@ -327,6 +328,28 @@ def _number_like(value: Any, tensor: Tensor) -> Tensor:
         return value.value.to(tensor.dtype)
     with on_plane(None):
         return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
+
+
+def holds(dtype: torch.dtype, number: Any) -> bool:
+    """Whether a tensor holds a number of Python's: an int as it is, a float but for the rounding of float32."""
+    if type(number) is LaneNumber:
+        if number.kind is not int:
+            return dtype.itemsize > 2 or not dtype.is_floating_point
+        number = largest(number) if dtype.is_signed else -1
+    if dtype is torch.bool or type(number) is complex:
+        return True
+    if not (dtype.is_floating_point or dtype.is_complex):
+        limits = torch.iinfo(dtype)
+        return limits.min <= number <= limits.max
+    if number == 0 or number != number or abs(number) == math.inf:
+        return True
+    rounding = torch.finfo(dtype)
+    if not rounding.smallest_normal <= abs(number) <= rounding.max:
+        return False
+    if type(number) is float and rounding.bits > 16:
+        return True
+    digits = math.frexp(number)[0] * 2 / rounding.eps
+    return digits.is_integer() and float(number) == number
 
 
 def _merge_numbers(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], kind: type) -> Any:
