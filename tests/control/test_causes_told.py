@@ -17,8 +17,8 @@ from lanewise import vmap
 NUMBERS = torch.arange(24)
 FILE = Path(__file__)
 TENSORS = (
-    "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, x[x > 0].sum() for "
-    "a list of what is picked, rows[k] for table[int(k)]"
+    "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, rows[k] for "
+    "table[int(k)], and x[x > 0].sum(), or sum(v for v in values if v > 0), for a list of what is picked"
 )
 CHANGED = "a variable that the branch binds (y = ...), and the change after it"
 ARRAY = "functions of torch in place of NumPy's: torch.cumsum(x, 0) for np.cumsum(x.numpy())"

@@ -11,8 +11,8 @@ from lanewise._core.parting.causes import Cause
 from lanewise.errors import SlowPathWarning, Step, warn_at_user_line
 
 _TENSORS = (
-    "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, x[x > 0].sum() for "
-    "a list of what is picked, rows[k] for table[int(k)]"
+    "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, rows[k] for "
+    "table[int(k)], and x[x > 0].sum(), or sum(v for v in values if v > 0), for a list of what is picked"
 )
 _ARRAY = "functions of torch in place of NumPy's: torch.cumsum(x, 0) for np.cumsum(x.numpy())"
 _TEXT = "the number as a result of the function, and its text made outside"
