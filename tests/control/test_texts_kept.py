@@ -185,6 +185,12 @@ def by_any(x):
 FUNCTIONS = [value for value in list(globals().values()) if type(value) is types.FunctionType]
 TEXTS = {f.__name__: f for f in FUNCTIONS if f.__module__ == __name__ and f.__code__.co_varnames[:1] == ("x",)}
 TEXTS |= {
+    "length of some": lambda x: "a" * len([c for c in str(x) if c != "."]),
+    "sum of some": lambda x: "a" * sum(len(str(v)) for v in x.reshape(1) if v > 1),
+    "any of some": lambda x: (
+        f"{any('3' in str(v) for v in x.reshape(1) if v > 1)}{max((len(f'{v}') for v in [x] if v > 0), default=0)}"
+    ),
+    "sum of a list": lambda x: str(sum([float(str(v.item())) for v in x.reshape(1)])),
     "lengths": lambda x: sum(map(len, map(str, [x]))),
     "joined": lambda x: " ".join(map(str, [x, x + 1])) + ",".join([str(x), f"{x.item()}"]),
     "joined by a name": lambda x: (lambda sep: sep.join([str(x), "a"]))(","),
