@@ -1,6 +1,6 @@
 """`in_dims` and `out_dims`: reading them, checking them, and saying what does not fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -292,13 +292,13 @@ def out_dim_error(func: Callable, dim: int, value: Tensor, where: str) -> Dimens
     )
 
 
-def dynamic_lanes(func: Callable, leaf: Tensor, where: str) -> ArgumentError:
-    """The error for a result with lanes where `out_dims` is None."""
+def dynamic_lanes(func: Callable, shape: Sequence[int], where: str) -> ArgumentError:
+    """The error for a result `shape` with lanes where `out_dims` is None."""
     name = function_name(func)
     return ArgumentError(
         at_user_line(
             f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None: {where} of shape "
-            f"{list(leaf.shape)} differs from lane to lane, so there is no one value to return",
+            f"{list(shape)} differs from lane to lane, so there is no one value to return",
             f"vmap({name}, out_dims=0)",
         )
     )

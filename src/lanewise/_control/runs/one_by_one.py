@@ -14,6 +14,7 @@ from lanewise._core.draws.random import drawn_without_leave
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Lanes, Stretch, child, machine
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.recording.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
 
@@ -71,6 +72,7 @@ class Alone:
         Returns:
             Sets of lanes, their results, and what shared leaves show then: one set where the results can be stacked.
         """
+        note_question()  # by lanes that parted in an earlier call; here each asks by itself, on the plane below
         leaves, spec, func = list(self.leaves), self.spec, self.func
         places = lanes.positions(level.root).tolist()
         given = [(place, level.physical(leaf), leaf.mapped) for place, leaf in enumerate(leaves) if level.owns(leaf)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._control.rewriting.convert import converted
 from lanewise._control.runs.boundary import boundary
 from lanewise._control.runs.one_by_one import Alone
-from lanewise._control.runs.results import apart, put_together
+from lanewise._control.runs.results import apart, with_numbers
 from lanewise._control.runs.watches import Budget, Telling
 from lanewise._core.again.journal import Journal, memory
 from lanewise._core.again.outside import held_before, reach_of
@@ -85,7 +85,7 @@ def run_apart(
         try:
             with level:
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
-                join = partial(put_together, out_dims=out_dims)
+                join = partial(with_numbers, out_dims=out_dims)
                 alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
                 with (budget or Telling(level.root.size)).of(level):
                     out = boundary(

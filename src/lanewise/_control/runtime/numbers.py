@@ -20,6 +20,7 @@ from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import component, rows_of
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane
 from lanewise._core.python.surface import asking, text_of_one
 
@@ -232,6 +233,7 @@ def _with_lanes(tensor: Tensor) -> tuple[type, Tensor] | None:
     part = None if level is None or tensor.dtype is torch.uint64 else component(level, tensor)
     if part is None or (part.level is level and not part.mapped):
         return None
+    note_question()
     part = part.detach()
     kind = bool if part.dtype is torch.bool else complex if part.is_complex() else int
     if part.is_floating_point():
@@ -254,8 +256,8 @@ def _nested(kind: type, numbers: Tensor) -> Any:
 
 def as_tensor(number: Any) -> Tensor:
     """The tensor that `torch.tensor(number)` makes."""
-    dtype = torch.get_default_dtype() if number.kind is float else DTYPES[number.kind]
-    return number.value.to(dtype)
+    dtype = torch.get_default_dtype()
+    return number.value.to({float: dtype, complex: dtype.to_complex()}.get(number.kind, DTYPES[number.kind]))
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------

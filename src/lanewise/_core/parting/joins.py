@@ -28,7 +28,7 @@ from lanewise._core.parting.lanes import (
     true_places,
 )
 from lanewise._core.parting.rows import choose_rows, in_order
-from lanewise._core.parting.unasked import answer
+from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.plane import Plane, recorded, sync
 from lanewise._core.short.hot import inert
 from lanewise._torch_compat import (
@@ -327,6 +327,7 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
         Disagreement: All lanes of the level run together, or there are none, and its function can be run again for
             that.
     """
+    note_question()
     rows = rows_of(level, value)
     with on_plane(None):
         first = rows[:1]
@@ -461,6 +462,7 @@ def decide(level: LaneLevel, value: Any) -> Any:
     part = component(level, value)
     if part is None or (part.level is level and not part.mapped):
         return bool(value)
+    note_question()
     if part.numel() != 1:
         raise TransformError(
             at_user_line(

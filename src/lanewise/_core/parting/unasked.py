@@ -1,4 +1,4 @@
-"""What code that asks for a number is told where there are no lanes, none of which could have given it.
+"""That code asks for values of lanes, and what it is told where there are no lanes, none of which could have given it.
 
 Where lanes part, converted code asks no lane, so a function that asks is run like that first. Where that cannot be, any
 answer is right, but not with any does the function return: a check of values that no lane has may find them invalid and
@@ -7,6 +7,7 @@ raise. Then the function is run again, and the last question is answered otherwi
 
 from typing import Any
 
+from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 
 # Runs of one function. Each check that must pass costs one.
@@ -53,6 +54,16 @@ class Answers:
             raise self.errors[0]
         self.given[-1] = True
         self.asked = 0
+
+
+def note_question() -> None:
+    """Code asks for what may differ from lane to lane: numbers that it returns are those of each lane from now on.
+
+    For every `vmap` around, and those that open later inside: whose lanes an answer depends on cannot be told where
+    pairs of them run.
+    """
+    for level in standing.levels:
+        level.asked = True
 
 
 def answer(level: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.parting.joins import part_by
-from lanewise._core.parting.unasked import answer
+from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise._rules.batch.operands import at_least_1d, common_shape
@@ -26,6 +26,7 @@ def local_scalar_dense(level, x):
     """The one number of all lanes, or an error; zero or one where there are no lanes."""
     if not level.mapped(x):
         return level.physical(x).item()
+    note_question()
     if not level.size:
         return torch.full((), answer(level), dtype=x.dtype).item()
     numbers = x.value.flatten()
@@ -46,6 +47,7 @@ def local_scalar_dense(level, x):
 
 def agreed(level: BatchLevel, verdicts: Tensor, name: str) -> bool:
     """verdicts [B] -> the one verdict of all lanes, or an error; either where there are no lanes."""
+    note_question()
     if not level.size:
         return answer(level)
     if torch.equal(verdicts, torch.ones_like(verdicts)):
@@ -100,6 +102,7 @@ def differing_shapes(what: str, counts: str, instead: str) -> LaneValueError:
 
 def common_count(level: BatchLevel, counts: Tensor, total: int, what: str) -> int:
     """counts [B] with their sum -> the one count of all lanes, or an error."""
+    note_question()
     count = total // max(level.size, 1)
     if count * level.size != total or not torch.equal(counts, torch.full_like(counts, count)):
         part_by(level, counts)
@@ -151,6 +154,7 @@ def masked_select(level, x, mask):
 
 def common_number(level: BatchLevel, numbers: Tensor, what: str) -> int:
     """numbers [B] -> the one number of all lanes, or an error."""
+    note_question()
     if not level.size:
         return 0
     first = numbers.select(0, 0)
