@@ -16,7 +16,7 @@ from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
 
 
-def print(text: str, *args: Any, **kwargs: Any) -> None:
+def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     """Print one line for each lane, as often as a loop over the lanes would, and for each call in their order.
 
     The lines come out when the outermost `vmap` ends, or an error leaves it; with `chunk_size`, after each chunk.

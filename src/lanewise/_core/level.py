@@ -299,7 +299,7 @@ class Level:
         raise NotImplementedError
 
 
-def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
+def run_outside(op: Any, /, *args: Any, **kwargs: Any) -> Any:
     """An operation whose operands are all from outside the function: its results belong to the function's plane.
 
     What writes to its operands, or gives no tensor, runs as it would outside.

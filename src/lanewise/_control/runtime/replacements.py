@@ -422,8 +422,10 @@ _TORCH: dict[Any, tuple[Callable, Callable]] = {
 }
 
 
-def call_arithmetic(function: Callable, *args: Any) -> Any:
+def call_arithmetic(function: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function of the math module."""
+    if kwargs:
+        return _with_names(function, args, kwargs)
     if not any(with_lanes(arg) for arg in args) or (function is math.trunc and isinstance(args[0], Tensor)):
         return function(*args)
     numbers = [as_number(arg) for arg in args]
@@ -436,6 +438,16 @@ def call_arithmetic(function: Callable, *args: Any) -> Any:
             if decide(machine.level, known[1](value)) is True:
                 return LaneNumber(float, known[0](value))
     return for_each_lane(function, *numbers)
+
+
+def _with_names(function: Callable, args: tuple, kwargs: dict) -> Any:
+    if not any(map(with_lanes, (*args, *kwargs.values()))):
+        return function(*args, **kwargs)
+
+    def call(*numbers: Any) -> Any:
+        return function(*numbers[: len(args)], **dict(zip(kwargs, numbers[len(args) :])))
+
+    return for_each_lane(call, *map(as_number, (*args, *kwargs.values())))
 
 
 @stands_for(pow)

@@ -55,7 +55,7 @@ _SHORT = frozenset({torch.float16, torch.bfloat16})
 _SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 
 
-def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def call_with_numbers(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function of torch some of whose arguments may be numbers with lanes."""
     for arg in args:
         if type(arg) in _HOLDERS and _has_numbers(arg):
