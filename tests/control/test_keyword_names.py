@@ -104,9 +104,9 @@ CALLS = {
     "jacrev": lambda x: jacrev(func=torch.sin)(x),
     "dataclass": lambda x: Event(kind=x, func=2).kind * 2,
     "namespace": lambda x: types.SimpleNamespace(func=x, kind=2).func * 2,
-    "dict": lambda x: dict(func=x, kind=2 * x)["kind"],
+    "dict": lambda x: dict(func=x, kind=2 * x)["kind"],  # noqa: C408
     "update": lambda x: functools.reduce(lambda a, b: a + b, (lambda d: d.update(func=x) or d)({}).values()),
-    "format": lambda x: x * len("{func}{kind}".format(func=1, kind=2)),
+    "format": lambda x: x * len("{func}{kind}".format(func=1, kind=2)),  # noqa: UP032
     "math": lambda x: x * math.isclose(float(x), 1.1, rel_tol=0.5, abs_tol=0.0),
     "a lane's keyword": lambda x: x * math.isclose(1.1, 1.0, rel_tol=abs(float(x))),
     "prod": lambda x: x * math.prod([1, 2], start=3),
