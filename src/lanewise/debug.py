@@ -82,6 +82,8 @@ def _plain(tensor: Tensor) -> tuple[Tensor, list[Any]]:
     """The plain tensor `[B1, B2, ..., *S]` of a value, and the levels whose lanes it has, outermost first."""
     levels: list[Any] = []
     value: Any = tensor
+    if isinstance(tensor, Plane):
+        tensor._check_alive("debug.print")  # type: ignore[attr-defined]
     while isinstance(value, Plane):
         if isinstance(value, BatchTensor):
             sync(value)

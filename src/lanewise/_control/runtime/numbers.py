@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.runtime.number_classes import TAKE_PLAIN, shown_class
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import component, rows_of
@@ -55,7 +56,7 @@ class LaneNumber:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         # What `isinstance` and `functools.singledispatch` go by in code that runs as it was written.
-        return self.kind
+        return shown_class(self)
 
     # --- one Python number -------------------------------------------------------------------------------------------
 
@@ -415,7 +416,8 @@ def _method(name: str, run: Callable, reflected: bool) -> Callable:
             return LaneNumber.call(of_tensor, other, self)
         kind = kind_of(other)
         if kind is None:
-            return NotImplemented
+            plain = self.resolve() if isinstance(other, TAKE_PLAIN) else None
+            return NotImplemented if plain is None else function(other, plain) if reflected else function(plain, other)
         kind = max(kind, self.kind, key=RANK.__getitem__)
         a, b = (other, self) if reflected else (self, other)
         try:

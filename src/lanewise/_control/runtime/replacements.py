@@ -11,6 +11,9 @@ import marshal
 import math
 import operator
 import pickle
+import statistics
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -191,7 +194,11 @@ def _with_plain(function: Callable) -> Callable:
     return stand_in
 
 
-for _function in (json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps, decimal.Decimal, datetime.timedelta):
+_TAKE_PLAIN: list[Any] = [json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps]
+_TAKE_PLAIN += [decimal.Decimal, datetime.timedelta, datetime.date.fromtimestamp, datetime.datetime.fromtimestamp]
+_TAKE_PLAIN += [each for each in vars(time).values() if isinstance(each, types.BuiltinFunctionType)]
+_TAKE_PLAIN += [each for each in vars(statistics).values() if isinstance(each, types.FunctionType)]
+for _function in _TAKE_PLAIN:
     replaced[_function] = _with_plain(_function)
 
 
