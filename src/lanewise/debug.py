@@ -14,6 +14,7 @@ from lanewise._core.parting.joins import innermost
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
+from lanewise.errors import at_user_line
 
 
 def print(text: str, /, *args: Any, **kwargs: Any) -> None:
@@ -26,6 +27,9 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
         args: What it names by place: tensors as one lane sees them, structures of them, anything else.
         kwargs: What it names by name.
 
+    Raises:
+        TypeError: `text` is no text.
+
     Example:
         >>> import torch
         >>> import lanewise
@@ -36,6 +40,10 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
         x = 1.0 and 2.0
         x = 2.0 and 4.0
     """
+    if not isinstance(text, str):
+        kind = Tensor if isinstance(text, Tensor) else type(text)  # not the class of a plane
+        why = f"debug.print: the first argument is a format string, as for str.format, got {kind}"
+        raise TypeError(at_user_line(why, 'debug.print("x = {}", x)'))
     leaves, spec = flatten((args, kwargs))
     numbers = [type(leaf) is LaneNumber for leaf in leaves]
     leaves = [leaf.value if number else leaf for leaf, number in zip(leaves, numbers)]

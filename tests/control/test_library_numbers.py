@@ -1,4 +1,4 @@
-"""Numbers of lanes given to functions of Python's own library that take none but its own; and kept beyond their `vmap`."""
+"""Numbers of lanes given to functions of Python's library that take none but its own; and kept beyond their `vmap`."""
 
 import array
 import collections

@@ -73,9 +73,17 @@ def check_out_dims(call: Call, out_dims: Any) -> None:
                 at_user_line(
                     f"{call}: `out_dims` must be an int, None or a python collection of ints representing where in the "
                     f"outputs the vmapped dimension should appear, but {name} is {entry!r}",
-                    f"vmap({call.name}, out_dims=0)",
+                    f"vmap({call.name}, out_dims=0)" + _named_out_dims(call) * isinstance(entry, str),
                 )
             )
+
+
+def _named_out_dims(call: Call) -> str:
+    """Those that have a name."""
+    return (
+        f'\nvmap({call.name}, out_dims="list")    # a list, one result for each lane'
+        f'\nvmap({call.name}, out_dims="jagged")  # one nested tensor'
+    )
 
 
 def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list, list, Spec, int]:

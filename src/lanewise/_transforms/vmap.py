@@ -34,7 +34,7 @@ from lanewise._transforms.numbers import NUMBERS, number_as_tensor
 from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, starts_again
 from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
 from lanewise._transforms.reverse import tensors_only
-from lanewise.errors import LanewiseError, hide_own_frames, name_lanes
+from lanewise.errors import LanewiseError, hide_own_frames, name_lanes, note_unbatched
 
 
 def vmap(
@@ -198,6 +198,7 @@ def vmap(
             )
             return join_chunks(call, results, leaves, lengths)
         except Exception as error:
+            note_unbatched(error)
             hide_own_frames(error)
             raise
 
