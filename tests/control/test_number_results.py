@@ -67,6 +67,8 @@ FUNCTIONS = {
     "of a selection": lambda x: (x[x > 0].sum(), 4),
     "nonzero": lambda x: (x.clamp_min(0).nonzero().sum(), 4),
     "unique": lambda x: (x.unique().sum(), 4),
+    "bincount": lambda x: (x.abs().long().bincount().sum(), 4),
+    "repeats": lambda x: (x.repeat_interleave(x.abs().long()).sum(), 4),
     "equal": lambda x: torch.equal(x, x.abs()),
     "sorted": lambda x: sorted(x.tolist())[0],
     "generator": by_generator,
@@ -178,6 +180,26 @@ def test_out_dims_of_numbers():
     parts, count = vmap(lambda x: (x[x > 0], 3), out_dims="jagged")(ROWS)
     assert [part.tolist() for part in parts.unbind()] == [[1.0, 2.0], [1.0, 3.0], [2.0]]
     assert count.tolist() == [3, 3, 3]
+
+
+def test_none_for_numbers_of_nested_lanes():
+    rows = torch.stack([ROWS[:2], ROWS[[0, 0]] * 2, ROWS[[2, 2]]])
+    count = vmap(lambda x: len(x[x > 0]), out_dims=None)
+    for xs in (rows, rows[:2], rows[:1], rows):
+        assert vmap(count)(xs).tolist() == [len(x[0][x[0] > 0]) for x in xs]
+    assert vmap(count, out_dims=None)(rows[:2]) == 2
+    with pytest.raises(ValueError, match="BatchedTensor when out_dim is None"):
+        vmap(count)(ROWS.expand(2, 3, 2))
+    around = vmap(lambda x: vmap(lambda y: (y, int(x[0])), out_dims=(0, None))(x)[1])
+    for xs in (ROWS, ROWS[:2], ROWS):
+        assert around(xs).tolist() == [int(x[0]) for x in xs]
+
+    def both(x):
+        n = vmap(lambda y: y.item() * 0 + x[0].item(), out_dims=None)(x)
+        return n + 1 if n > 0 else n
+
+    for xs in (ROWS, ROWS[:2], ROWS):
+        assert vmap(both)(xs).tolist() == [2.0 if x[0] > 0 else -1.0 for x in xs]
 
 
 def test_results_have_memory_of_their_own():

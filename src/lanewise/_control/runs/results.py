@@ -103,19 +103,32 @@ def apart(level: LaneLevel, value: Any, out_dims: Any) -> Any:
             _, dims, _ = flatten_with_prefix(out_dims, unflatten(leaves, spec))
         except PrefixMismatch:  # as `leave` will say
             dims = [0] * len(leaves)
-        leaves = [
-            _one_of_all(level, leaf) if dim is None and isinstance(leaf, LaneNumber) else leaf
-            for leaf, dim in zip(leaves, dims)
-        ]
-    return without_numbers(unflatten(leaves, spec))
+        for place, dim in enumerate(dims):
+            if isinstance(leaves[place], LaneNumber):
+                leaves[place] = as_tensor(leaves[place]) if dim is not None else _one_of_all(level, leaves[place])
+    return unflatten(leaves, spec)
 
 
 def _one_of_all(level: LaneLevel, number: LaneNumber) -> Any:
-    """The Python number that all lanes have, or what it was where they have not."""
-    numbers = _numbers(level, number)
-    first = numbers[0] if numbers else number.kind(0)
-    same = all(other == first or (other != other and first != first) for other in numbers)
-    return first if same else number
+    """The number that all lanes have, also one of each lane around; a tensor where they have not the same."""
+    part = component(level, number.value)
+    if part is None or part.level is not level:
+        return number  # of the lanes around
+    numbers, each, outer = _numbers(level, number), level.own_size, level.outer
+    if not each:
+        return number.kind(0)
+    firsts = numbers[::each]
+    if not all(_alike(entry, firsts[place // each]) for place, entry in enumerate(numbers)):
+        return as_tensor(number)
+    if outer is None or all(_alike(first, firsts[0]) for first in firsts):
+        return firsts[0] if firsts else number.kind(0)
+    with on_plane(None):
+        plain = torch.tensor(firsts, dtype=DTYPES[number.kind])
+    return LaneNumber(number.kind, outer.wrap(plain))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return a == b or (a != a and b != b)
 
 
 def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any]) -> Any:

@@ -172,6 +172,7 @@ def bincount(level, x, weights=None, minlength=0):
     """x [B, n], weights [B, n] -> how often each whole number occurs [B, m], the same m in all lanes"""
     if x.dim() != 1 or x.dtype not in _WHOLE or (weights is not None and weights.shape != x.shape):
         raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)} {x.dtype}")
+    note_question()  # without lanes or numbers, too, where nothing has to be agreed on
     values = level.expanded(x).long()
     floor = minlength
     if x.numel() and level.size:
@@ -196,6 +197,7 @@ def repeat_interleave(level, repeats, *, output_size=None):
         raise TransformError(at_user_line("repeats can not be negative"))
     ends = repeats.value.cumsum(1)
     if output_size is None:
+        note_question()
         output_size = common_number(level, ends[:, -1], "torch.repeat_interleave") if repeats.numel() else 0
     places = torch.arange(output_size, device=repeats.device).expand(level.size, output_size)
     return torch.searchsorted(ends, places.contiguous(), right=True).to(repeats.dtype)
