@@ -152,6 +152,7 @@ OWN_NAMES = {
     "_core/python/legacy.py new_tensor",
     "_core/recording/autograd.py enter_engine",
     "_core/recording/autograd.py grad",
+    "_core/recording/passes.py run_backward",
     "_core/short/direct.py method",
     "_transforms/compiling.py traced",
     "_transforms/orders.py segment_reduce",

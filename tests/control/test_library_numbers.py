@@ -38,6 +38,7 @@ CALLS = {
     "mean": lambda x: statistics.mean([float(x), 2.0]),
     "pstdev": lambda x: statistics.pstdev([float(x), 2.0]),
     "variance": lambda x: statistics.variance([1.0, float(x), 2.0]),
+    "harmonic mean": lambda x: statistics.harmonic_mean([1.0, float(x)]),
     "median": lambda x: statistics.median([1.5, float(x), 2.0]),
     "struct": lambda x: struct.unpack("di", struct.pack("di", float(x), int(x)))[0],
     "array": lambda x: array.array("d", [float(x), 1.0])[0],

@@ -196,8 +196,15 @@ def _with_plain(function: Callable) -> Callable:
 
 _TAKE_PLAIN: list[Any] = [json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps]
 _TAKE_PLAIN += [decimal.Decimal, datetime.timedelta, datetime.date.fromtimestamp, datetime.datetime.fromtimestamp]
+# These go by the type of a number, not by `isinstance`.
+_TAKE_PLAIN += [
+    statistics.variance,
+    statistics.pvariance,
+    statistics.stdev,
+    statistics.pstdev,
+    statistics.harmonic_mean,
+]
 _TAKE_PLAIN += [each for each in vars(time).values() if isinstance(each, types.BuiltinFunctionType)]
-_TAKE_PLAIN += [each for each in vars(statistics).values() if isinstance(each, types.FunctionType)]
 for _function in _TAKE_PLAIN:
     replaced[_function] = _with_plain(_function)
 
