@@ -149,6 +149,7 @@ OWN_NAMES = {
     "_core/distributed.py distributed",
     "_core/layouts.py _with_values",
     "_core/python/factories.py made",
+    "_core/python/legacy.py __call__",
     "_core/python/legacy.py new_tensor",
     "_core/recording/autograd.py enter_engine",
     "_core/recording/autograd.py grad",

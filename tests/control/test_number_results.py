@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lanewise import cond, grad, jacfwd, jacrev, jvp, vjp, vmap
+from lanewise._control.runs import pacing
 from lanewise._transforms.parting import parted
 from lanewise.errors import LaneValueError
 
@@ -113,9 +114,10 @@ def same(result, examples):
 
 
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
-@pytest.mark.parametrize("first", ["agreeing", "differing"])
+@pytest.mark.parametrize("first", ["agreeing", "differing", "differing, in loops"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_type_does_not_depend_on_the_lanes(name, first):
+def test_the_type_does_not_depend_on_the_lanes(name, first, monkeypatch):
+    monkeypatch.setattr(pacing, "FREE", 1.0 if "loops" in first else 0.0)
     f = FUNCTIONS[name]
     parted.clear()
     inputs = [ROWS[:1].repeat(3, 1), ROWS, ROWS[:2], ROWS[1:2], ROWS.repeat(5, 1)]
@@ -144,22 +146,36 @@ def test_what_asks_nothing_gets_its_numbers_back():
     assert vmap(lambda x: (x, print(f"{x}", end="", file=None) or 3))(ROWS[:, :0])[1] == 3
 
 
-def test_numbers_of_nested_lanes():
+@pytest.mark.parametrize("free", [0.0, 1.0])
+def test_numbers_of_nested_lanes(free, monkeypatch):
+    monkeypatch.setattr(pacing, "FREE", free)
+
     def outer(x):
         n = int(x.sum())
         return vmap(lambda y: (y, 1 if n > 2 else 2))(x)[1], 5
 
     for rows in (ROWS, ROWS[:2], ROWS[:1].repeat(2, 1), ROWS, ROWS[:1]):
         first, second = vmap(outer)(rows)
-        assert first.tolist() == [[1 if int(x.sum()) > 2 else 2] * 2 for x in rows]
+        assert first.reshape(len(rows), -1)[:, 0].tolist() == [1 if int(x.sum()) > 2 else 2 for x in rows]
         assert second.tolist() == [5] * len(rows)
-    inside = vmap(lambda x: (vmap(lambda y: y.item())(x), 5))
-    for rows in (ROWS, ROWS[:1].repeat(2, 1)):
-        assert inside(rows)[0].tolist() == rows.tolist()
-        assert inside(rows)[1].tolist() == [5] * len(rows)
+    inside = vmap(lambda x: vmap(lambda y: y.item())(x))
+    for rows in (ROWS, ROWS[:1].repeat(2, 1), ROWS):
+        assert inside(rows).tolist() == rows.tolist()
+
+    def constant_inside(x):
+        y = x * 2 if x.sum() > 2 else x
+        doubled, count = vmap(lambda y: (y * 2, 3))(y)  # asks nothing, so that it is a number here
+        return sum(doubled for _ in range(count)), count
+
+    for rows in (ROWS, ROWS[:1].repeat(2, 1), ROWS, ROWS.repeat(9, 1)):
+        total, count = vmap(constant_inside)(rows)
+        assert count.tolist() == [3] * len(rows)
+        torch.testing.assert_close(total, torch.stack([(x * 2 if x.sum() > 2 else x) * 6 for x in rows]))
 
 
-def test_out_dims_of_numbers():
+@pytest.mark.parametrize("free", [0.0, 1.0])
+def test_out_dims_of_numbers(free, monkeypatch):
+    monkeypatch.setattr(pacing, "FREE", free)
     for f in (FUNCTIONS["len"], lambda x: len(x.tolist()) + 0 * int(x[0])):
         for rows in (ROWS[:2], ROWS[:1], ROWS[:2].repeat(9, 1)):
             for chunk in (None, 1):
@@ -182,7 +198,9 @@ def test_out_dims_of_numbers():
     assert count.tolist() == [3, 3, 3]
 
 
-def test_none_for_numbers_of_nested_lanes():
+@pytest.mark.parametrize("free", [0.0, 1.0])
+def test_none_for_numbers_of_nested_lanes(free, monkeypatch):
+    monkeypatch.setattr(pacing, "FREE", free)
     rows = torch.stack([ROWS[:2], ROWS[[0, 0]] * 2, ROWS[[2, 2]]])
     count = vmap(lambda x: len(x[x > 0]), out_dims=None)
     for xs in (rows, rows[:2], rows[:1], rows):
@@ -215,8 +233,10 @@ def product(x):
     return p
 
 
+@pytest.mark.parametrize("free", [0.0, 1.0])
 @pytest.mark.parametrize("counts", [[30, 3], [30, 30], [30]])
-def test_ints_too_large_for_a_tensor(counts):
+def test_ints_too_large_for_a_tensor(counts, free, monkeypatch):
+    monkeypatch.setattr(pacing, "FREE", free)
     for _ in range(2):
         with pytest.raises(LaneValueError, match="output: 265252859812191058636308480000000 does not fit"):
             vmap(product)(torch.tensor(counts))

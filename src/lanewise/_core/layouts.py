@@ -50,7 +50,7 @@ def alone(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
 
     Called in the plane below; the result is the same in all lanes that run, for there is one.
     """
-    note_question()
+    note_question(level)
     if level.size > 1:
         with on_plane(None):
             parting.by(level, torch.arange(level.size))

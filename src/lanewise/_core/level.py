@@ -139,7 +139,7 @@ class Level:
             never has lanes; on the lowest plane it may stay outside.
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
-        asked: Whether code inside, or around before it opened, has asked for values of lanes (unasked.py).
+        asked: Whether code inside has asked for values of its lanes (unasked.py).
     """
 
     __slots__ = (
@@ -181,8 +181,6 @@ class Level:
             self.include = self.include - INSIDE_KEY_SET
         self.alive = True
         self.lanes: Any = None
-        if standing.levels and standing.levels[-1].asked:
-            self.asked = True
 
     def __enter__(self) -> Self:
         levels = standing.levels

@@ -133,7 +133,7 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
             raise same_with_lanes(func)
     warn_lane_loop(level, func)
     if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
-        note_question()
+        note_question(level)
     if level.size == 0:
         return _no_lanes(level, func, args, kwargs)
     outs = []

@@ -133,7 +133,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     level = lane_level(index)
     if level is None:
         return branches[min(max(int(index), 0), last)](*operands)
-    note_question()
+    note_question(level)
     rows = rows_of(level, _part(level, index))
     with on_plane(None):
         chosen = rows.reshape(-1).clamp(0, last)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._control.rewriting.number_kinds import is_short
-from lanewise._control.runtime.numbers import holds
+from lanewise._control.runtime.number_limits import holds
 from lanewise._core.parting.rows import choose_rows, split_rows
 from lanewise._torch_compat import apply_plainly
 

@@ -17,6 +17,7 @@ from lanewise._core.parting.lanes import Lanes, Stretch, child, machine
 from lanewise._core.parting.unasked import note_question
 from lanewise._core.recording.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
+from lanewise._transforms.numbers import fits
 
 # By code of a function: of so many lanes each took a way of its own, and what is told of that.
 _each_its_own: dict[Any, tuple[int, Told]] = {}
@@ -72,7 +73,6 @@ class Alone:
         Returns:
             Sets of lanes, their results, and what shared leaves show then: one set where the results can be stacked.
         """
-        note_question()  # by lanes that parted in an earlier call; here each asks by itself, on the plane below
         leaves, spec, func = list(self.leaves), self.spec, self.func
         places = lanes.positions(level.root).tolist()
         given = [(place, level.physical(leaf), leaf.mapped) for place, leaf in enumerate(leaves) if level.owns(leaf)]
@@ -106,6 +106,7 @@ class Alone:
             # Below, nobody asks for `randomness`, which is "error" here.
             raise drawn_without_leave("in a lane that ran by itself")
         level.lanes = lanes
+        note_question(level)  # each has asked by itself, on the plane below
         if not any(shown):
             return [(piece, value, []) for piece, value in pieces_of(level, lanes, results, self.numbers)]
         each = _one_each(level, lanes, results)
@@ -183,8 +184,10 @@ def _together(column: Sequence[Any], others: bool) -> tuple[Any, bool] | None:
     if all(part is first for part in column):
         return first, False
     if kind in _NUMBERS:
-        if all(part == first for part in column):
+        if all(part == first or (part != part and first != first) for part in column):
             return first, False
+        if kind is int and not all(map(fits, column)):
+            return None
         with on_plane(None):
             return torch.tensor(column), True
     return (first, False) if kind in _BY_VALUE and all(part == first for part in column) else None

@@ -93,9 +93,10 @@ def _numbers(level: LaneLevel, number: LaneNumber) -> list:
 def apart(level: LaneLevel, value: Any, out_dims: Any) -> Any:
     """A result with an `Apart` or `Ragged` where `out_dims` says "list" or "jagged".
 
-    Numbers of lanes are tensors; where it says None and they are all the same, they are one number.
+    Numbers of lanes are tensors; where it says None, or nothing was asked of these lanes but of those around, and they
+    are all the same, they are one number.
     """
-    if type(out_dims) is int:
+    if type(out_dims) is int and level.asked:
         return without_numbers(value)
     leaves, spec = _parts(level, level.lanes, value, out_dims)
     if any(isinstance(leaf, LaneNumber) for leaf in leaves):
@@ -105,7 +106,8 @@ def apart(level: LaneLevel, value: Any, out_dims: Any) -> Any:
             dims = [0] * len(leaves)
         for place, dim in enumerate(dims):
             if isinstance(leaves[place], LaneNumber):
-                leaves[place] = as_tensor(leaves[place]) if dim is not None else _one_of_all(level, leaves[place])
+                several = level.asked and dim is not None
+                leaves[place] = as_tensor(leaves[place]) if several else _one_of_all(level, leaves[place])
     return unflatten(leaves, spec)
 
 

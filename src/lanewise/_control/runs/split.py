@@ -25,6 +25,7 @@ from lanewise._core.parting.lane_level import LaneLevel, lanes_of
 from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.parting.picked import by_number
 from lanewise._core.parting.rows import all_pairs
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
 from lanewise._core.trees import Spec, unflatten
@@ -84,6 +85,8 @@ def run_apart(
         writes: list[tuple] = []
         try:
             with level:
+                if results:
+                    note_question(level)  # each example has asked by itself
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
                 join = partial(with_numbers, out_dims=out_dims)
                 alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
@@ -176,6 +179,7 @@ def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
     ]
     with on_plane(None):
         rows = torch.tensor(each, dtype=torch.int64)
+    note_question(level)
     settle(level, level.wrap(rows))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.runtime.numbers import DTYPES, LaneNumber, holds, kind_of
+from lanewise._control.runtime.number_limits import holds
+from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of
 from lanewise._core.level import on_plane
 from lanewise._core.parting.aliases import aliases_of
 from lanewise._core.parting.joins import merge_tensors, narrow, on_home

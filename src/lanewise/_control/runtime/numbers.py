@@ -179,7 +179,7 @@ def expressed(out: Any, function: Callable, *numbers: Any) -> Any:
     return out
 
 
-def _largest(number: Any) -> int:
+def largest(number: Any) -> int:
     """A bound for the absolute value of an int."""
     if not isinstance(number, LaneNumber):
         return abs(int(number))
@@ -234,7 +234,7 @@ def _with_lanes(tensor: Tensor) -> tuple[type, Tensor] | None:
     part = None if level is None or tensor.dtype is torch.uint64 else component(level, tensor)
     if part is None or (part.level is level and not part.mapped):
         return None
-    note_question()
+    note_question(part.level)
     part = part.detach()
     kind = bool if part.dtype is torch.bool else complex if part.is_complex() else int
     if part.is_floating_point():
@@ -287,13 +287,13 @@ class _TooLarge(Exception):
 
 def _bound(combined: Callable[[int, int], int], a: Any, b: Any) -> int:
     """A bound for a result, found anew from the numbers where the bounds known do not do."""
-    bound = combined(_largest(a), _largest(b))
+    bound = combined(largest(a), largest(b))
     if bound <= _LARGEST:
         return bound
     for number in (a, b):
         if isinstance(number, LaneNumber):
             number.bound = None
-    bound = combined(_largest(a), _largest(b))
+    bound = combined(largest(a), largest(b))
     if bound > _LARGEST:
         raise _TooLarge
     return bound
@@ -332,7 +332,7 @@ def _floor_like(function: Callable) -> Callable:
             raise TypeError("unsupported operand types: 'complex'")
         _refuse_zero(b, function, kind(1), kind(0))
         kind = int if kind is bool else kind
-        bound = max(_largest(a), _largest(b)) if kind is int else None
+        bound = max(largest(a), largest(b)) if kind is int else None
         out = function(_operand(a, kind), _operand(b, kind))
         if kind is float and function is operator.mod:
             # A zero has the sign of the divisor.
@@ -492,28 +492,6 @@ def weak(number: LaneNumber, tensors: list[Tensor]) -> Tensor:
     out = number.value.to(dtype)
     device = tensors[0].device
     return out if out.device == device else out.to(device)
-
-
-def holds(dtype: torch.dtype, number: Any) -> bool:
-    """Whether a tensor holds a number of Python's: an int as it is, a float but for the rounding of float32."""
-    if type(number) is LaneNumber:
-        if number.kind is not int:
-            return dtype.itemsize > 2 or not dtype.is_floating_point
-        number = _largest(number) if dtype.is_signed else -1
-    if dtype is torch.bool or type(number) is complex:
-        return True
-    if not (dtype.is_floating_point or dtype.is_complex):
-        limits = torch.iinfo(dtype)
-        return limits.min <= number <= limits.max
-    if number == 0 or number != number or abs(number) == math.inf:
-        return True
-    rounding = torch.finfo(dtype)
-    if not rounding.smallest_normal <= abs(number) <= rounding.max:
-        return False
-    if type(number) is float and rounding.bits > 16:
-        return True
-    digits = math.frexp(number)[0] * 2 / rounding.eps
-    return digits.is_integer() and float(number) == number
 
 
 def one_number(value: Any) -> Any:

@@ -34,7 +34,7 @@ def picked(thing: Any, index: Any) -> Any:
     part = component(level, index)
     if part is None or not part.mapped or not index.dim() or thing.shape[: index.dim()] != index.shape:
         return item(thing, index)
-    note_question()
+    note_question(part.level)
     return Selection(thing, index)
 
 

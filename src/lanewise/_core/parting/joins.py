@@ -311,7 +311,11 @@ def plainly(value: Tensor) -> Tensor:
     """The plain tensor of a value `[n, *S]`, which must be the same in all lanes of the planes it is on."""
     while isinstance(value, Plane):
         sync(value)
-        value = settle(value.level, value) if type(value) is BatchTensor and value.mapped else value.value
+        if type(value) is BatchTensor and value.mapped:
+            note_question(value.level)
+            value = settle(value.level, value)
+        else:
+            value = value.value
     if not value.requires_grad and forward_level() < 0:
         return value
     with on_plane(None):
@@ -327,7 +331,6 @@ def settle(level: BatchLevel, value: BatchTensor) -> Tensor:
         Disagreement: All lanes of the level run together, or there are none, and its function can be run again for
             that.
     """
-    note_question()
     rows = rows_of(level, value)
     with on_plane(None):
         first = rows[:1]
@@ -462,7 +465,7 @@ def decide(level: LaneLevel, value: Any) -> Any:
     part = component(level, value)
     if part is None or (part.level is level and not part.mapped):
         return bool(value)
-    note_question()
+    note_question(part.level)
     if part.numel() != 1:
         raise TransformError(
             at_user_line(

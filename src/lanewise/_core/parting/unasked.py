@@ -7,7 +7,6 @@ raise. Then the function is run again, and the last question is answered otherwi
 
 from typing import Any
 
-from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 
 # Runs of one function. Each check that must pass costs one.
@@ -56,14 +55,14 @@ class Answers:
         self.asked = 0
 
 
-def note_question() -> None:
-    """Code asks for what may differ from lane to lane: numbers that it returns are those of each lane from now on.
+def note_question(level: Any) -> None:
+    """Code asks for what may differ from lane to lane of a level: numbers it returns are those of each lane then.
 
-    For every `vmap` around, and those that open later inside: whose lanes an answer depends on cannot be told where
-    pairs of them run.
+    Where pairs of lanes run, with those of a `vmap` around, it counts for both.
     """
-    for level in standing.levels:
+    while level is not None:
         level.asked = True
+        level = getattr(level, "outer", None)
 
 
 def answer(level: Any) -> bool:

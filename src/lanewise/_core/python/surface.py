@@ -359,7 +359,7 @@ def agreed(wrapper: Any) -> Tensor | None:
     answering = standing(wrapper)
     if answering is not None:
         return answering
-    note_question()
+    note_question(wrapper.level)
     level = innermost(wrapper.level)
     if can_settle(level):
         return settle(level, level.here(wrapper) if isinstance(level, LaneLevel) else wrapper)
@@ -417,7 +417,7 @@ def text_of_one(wrapper: Any, spec: str | None) -> str:
 
 def _number_text(level: Any, value: Any, spec: str) -> str:
     """The text of a number: lanes in which it is the same go on together."""
-    note_question()
+    note_question(value.level)
     numbers = rows_of(level, value)
     places: dict[str, int] = {}
     with on_plane(None):

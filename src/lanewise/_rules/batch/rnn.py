@@ -179,7 +179,7 @@ def _packed_places(level: BatchLevel, times: int, rows: int, lengths, batch_firs
 
 def _agreed_lengths(level: BatchLevel, lengths: BatchTensor) -> Tensor:
     """lengths [B, N] -> [N], the same in all lanes"""
-    note_question()
+    note_question(level)
     first = lengths.value.select(0, 0)
     if not torch.equal(lengths.value, first.expand(lengths.value.shape)):
         part_by(level, lengths.value)
