@@ -33,6 +33,7 @@ PROGRAMS = {
     "jacrev with a keyword": (lambda a: lw.jacrev(lambda x, k: k * x)(a, k=a), V),
     "jacfwd": (lw.jacfwd(torch.sin), V),
     "hessian": (lw.hessian(f), V),
+    "hessian made inside": (lambda a: lw.hessian(f)(a), V),
     "vmap(hessian)": (lw.vmap(lw.hessian(f)), X),
 }
 

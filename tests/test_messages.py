@@ -459,6 +459,8 @@ Write instead:
 vmap(loss, out_dims='a')(x, w): `out_dims` must be an int, None or a python collection of ints representing where in the outputs the vmapped dimension should appear, but out_dims is 'a'
 Write instead:
   vmap(loss, out_dims=0)
+  vmap(loss, out_dims="list")    # a list, one result for each lane
+  vmap(loss, out_dims="jagged")  # one nested tensor
 """,
     ),
     "out_dims out of range": (
@@ -1026,7 +1028,201 @@ Write instead:
 """,
     ),
 }
-GROUPS = {"modules": MODULES, "derivatives": DERIVATIVES, "vmap": VMAP, "grad": GRAD, "vjp": VJP, "jacobian": JACOBIAN}
+
+
+def loss_and_aux(x):
+    return (x * x).sum(), x
+
+
+def loss_and_more(x):
+    return (x * x).sum(), x, 3
+
+
+def forgotten(x):
+    _ = x * 2
+
+
+HINTS = {
+    "grad: aux": (
+        lambda: lw.grad(loss_and_aux)(x),
+        RuntimeError,
+        """
+grad(loss_and_aux)(x): Expected f to return a Tensor, got type <class 'tuple'>
+Write instead:
+  grad(loss_and_aux, has_aux=True)(x)  # f returns (loss, aux)
+  return loss  # a 0-dim tensor
+""",
+    ),
+    "value_and_grad: more aux": (
+        lambda: lw.value_and_grad(loss_and_more, argnums=(0,))(x),
+        RuntimeError,
+        """
+value_and_grad(loss_and_more, argnums=(0,))(x): Expected f to return a Tensor, got type <class 'tuple'>
+Write instead:
+  value_and_grad(loss_and_more, argnums=(0,), has_aux=True)(x)  # f returns (loss, aux), aux a tuple of the others
+  return loss  # a 0-dim tensor
+""",
+    ),
+    "grad: no return": (
+        lambda: lw.grad(forgotten)(x),
+        RuntimeError,
+        """
+grad(forgotten)(x): Expected f to return a Tensor, got type <class 'NoneType'>
+Write instead:
+  return loss  # a 0-dim tensor
+""",
+    ),
+    **{
+        f"{api}: no return": (
+            call,
+            RuntimeError,
+            f"""
+{text}: expected f(*primals) to return only tensors, got unsupported type <class 'NoneType'> for output
+Write instead:
+  return y
+""",
+        )
+        for api, text, call in (
+            ("jacrev", "jacrev(forgotten)(x)", lambda: lw.jacrev(forgotten)(x)),
+            ("jacfwd", "jacfwd(forgotten)(x)", lambda: lw.jacfwd(forgotten)(x)),
+            ("hessian", "hessian(forgotten)(x)", lambda: lw.hessian(forgotten)(x)),
+            ("vjp", "vjp(forgotten, x)", lambda: lw.vjp(forgotten, x)),
+            ("jvp", "jvp(forgotten, primals, tangents)", lambda: lw.jvp(forgotten, (x,), (x,))),
+            ("linearize", "linearize(forgotten, *primals)", lambda: lw.linearize(forgotten, x)),
+        )
+    },
+    "jacrev: None among others": (
+        lambda: lw.jacrev(lambda x: (x, None))(x),
+        RuntimeError,
+        """
+jacrev(f)(x): expected f(*primals) to return only tensors, got unsupported type <class 'NoneType'> for output[1]
+Write instead:
+  return y, note  # other values as aux, with has_aux=True
+""",
+    ),
+    "hessian: argnums": (
+        lambda: lw.hessian(loss, argnums=3)(x, x),
+        RuntimeError,
+        """
+hessian(loss, argnums=3)(x, w): Got argnum=3, but only 2 positional inputs: positions go from -2 to 1. An argument passed by keyword cannot be differentiated
+Write instead:
+  hessian(loss, argnums=(0, 1))(x, w)
+""",
+    ),
+    "hessian: integers": (
+        lambda: lw.hessian(torch.sum)(numbers),
+        RuntimeError,
+        """
+hessian(sum)(args[0]): only Tensors of floating point dtype can require gradients, got torch.int64 for args[0] [3]
+Write instead:
+  args[0].float()  # or leave the argument out of argnums
+""",
+    ),
+    "vmap of a hessian": (
+        lambda: lw.vmap(lw.hessian(loss), in_dims=[0, 0])(x, x),
+        ValueError,
+        """
+vmap(hessian(loss), in_dims=[0, 0])(x, w): expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, or a dict of argument names, got: <class 'list'>
+Write instead:
+  vmap(hessian(loss), in_dims=(0, 0))
+""",
+    ),
+    "jvp: zero for a tangent": (
+        lambda: lw.jvp(torch.mul, (x, x), (x, 0.0)),
+        RuntimeError,
+        """
+jvp(mul, primals, tangents): Expected tangents to only contain Tensors, got <class 'float'> for tangents[1]
+Write instead:
+  torch.zeros_like(primals[1])
+""",
+    ),
+    "jvp: a number for a tangent": (
+        lambda: lw.jvp(model, ({"w": x}, x), ({"w": 2}, x)),
+        RuntimeError,
+        """
+jvp(model, primals, tangents): Expected tangents to only contain Tensors, got <class 'int'> for tangents[0]['w']
+Write instead:
+  torch.full_like(primals[0]['w'], 2)
+""",
+    ),
+    "jvp: None for a tangent": (
+        lambda: lw.jvp(torch.mul, (x, x), (x, None)),
+        RuntimeError,
+        """
+jvp(mul, primals, tangents): Expected tangents to only contain Tensors, got <class 'NoneType'> for tangents[1]
+Write instead:
+  torch.zeros_like(primals[1])
+""",
+    ),
+    "jvp: a number for a primal": (
+        lambda: lw.jvp(torch.mul, (x, 2.0), (x, x)),
+        RuntimeError,
+        """
+jvp(mul, primals, tangents): Expected primals to only contain Tensors, got <class 'float'> for primals[1]
+Write instead:
+  torch.tensor(2.0)
+""",
+    ),
+    "linearize: zero for a tangent": (
+        lambda: lw.linearize(torch.mul, x, x)[1](x, 0.0),
+        RuntimeError,
+        """
+linearize: Expected tangents to only contain Tensors, got <class 'float'> for tangent:1 in flattened pytree
+Write instead:
+  torch.zeros_like(x)  # x [3, 2] is its primal
+""",
+    ),
+    "out_dims: a text": (
+        lambda: lw.vmap(loss, out_dims=(0, "lists"))(x, x),
+        ValueError,
+        """
+vmap(loss, out_dims=(0, 'lists'))(x, w): `out_dims` must be an int, None or a python collection of ints representing where in the outputs the vmapped dimension should appear, but out_dims[1] is 'lists'
+Write instead:
+  vmap(loss, out_dims=0)
+  vmap(loss, out_dims="list")    # a list, one result for each lane
+  vmap(loss, out_dims="jagged")  # one nested tensor
+""",
+    ),
+    "out_dims: a large int": (
+        lambda: lw.vmap(lambda x: 10**30 + int(x.sum()))(x),
+        RuntimeError,
+        """
+vmap: output: 1000000000000000000000000000002 does not fit into a tensor: Overflow when unpacking long long: the ints of lanes become one of int64
+Write instead:
+  vmap(f, out_dims="list")(xs)  # a list of Python's own ints, one for each lane
+  return float(n)  # rounded
+""",
+    ),
+    "out_dims: a very large int": (
+        lambda: lw.vmap(lambda x: 2**500 * int(x.sum()))(x * numbers[1:]),
+        RuntimeError,
+        """
+vmap: output: an int of 502 bits does not fit into a tensor: Overflow when unpacking long long: the ints of lanes become one of int64
+Write instead:
+  vmap(f, out_dims="list")(xs)  # a list of Python's own ints, one for each lane
+  return float(n)  # rounded
+""",
+    ),
+    "key: a tensor": (
+        lambda: lw.vmap(lambda i: lw.random.key(i))(numbers),
+        ValueError,
+        """
+key: seed is a whole number of 64 bits, got a tensor [] of torch.int64
+Write instead:
+  fold_in(key(0), i)  # i may be a tensor, and one of each lane
+""",
+    ),
+}
+
+GROUPS = {
+    "hints": HINTS,
+    "modules": MODULES,
+    "derivatives": DERIVATIVES,
+    "vmap": VMAP,
+    "grad": GRAD,
+    "vjp": VJP,
+    "jacobian": JACOBIAN,
+}
 ALL = {f"{group}: {name}": row for group, rows in GROUPS.items() for name, row in rows.items()}
 
 
@@ -1187,11 +1383,49 @@ def test_something_else_than_a_function(api, instead):
     assert without_line(str(caught.value)) == text
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+@pytest.mark.parametrize(
+    "layer, example",
+    [(nn.BatchNorm1d(3), (3,)), (nn.BatchNorm2d(3), (3, 5, 5)), (nn.BatchNorm3d(3), (3, 2, 2, 2))],
+)
+def test_a_layer_that_takes_a_batch(layer, example):
+    batch = torch.randn(4, *example)
+    note = "lanewise: inside vmap, an example has no batch dim\nWrite instead:\n  layer(x[None])[0]"
+    for call in (
+        lambda: lw.vmap(layer)(batch),
+        lambda: lw.vmap(lw.vmap(layer))(batch[None]),
+        lambda: lw.grad(lambda batch: lw.vmap(lw.grad(lambda x: layer(x).sum()))(batch).sum())(batch),
+    ):
+        with pytest.raises(ValueError, match=r"expected .*D input .got .D input.") as caught:
+            call()
+        assert caught.value.__notes__ == [note]
+    layer.eval()
+    lw.vmap(lambda x: layer(x[None])[0])(batch)
+    with pytest.raises(ValueError, match="D input") as caught:
+        lw.vmap(layer)(torch.randn(2, 2, 2, 2, 2, 2, 2, 2))
+    assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("text", [x, 3])
+def test_debug_print_of_no_text(text):
+    calls = [lambda: lw.debug.print(text), lambda: lw.vmap(lambda x: lw.debug.print(text))(x)]
+    calls.append(lambda: lw.vmap(lambda x: lw.debug.print(x if isinstance(text, torch.Tensor) else text))(x))
+    for call in calls:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert without_line(str(caught.value)) == (
+            f"debug.print: the first argument is a format string, as for str.format, got {type(text)}\n"
+            'Write instead:\n  debug.print("x = {}", x)'
+        )
+
+
 def test_jvp_of_integers():
     with pytest.raises(ValueError, match="Expected primal to be floating point or complex, but got: torch.int64"):
         lw.jvp(torch.sin, (numbers,), (numbers,))
 
 
+# torch says that once in a process, of what a case makes.
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("name", [name for name in ALL if "torch.func" not in name and "axis_size" not in name])
 def test_torch_raises_the_same_type_for_the_same_mistake(name, monkeypatch):
     """Where torch accepts what we refuse, or has no such option, there is nothing to compare."""

@@ -261,7 +261,7 @@ class _Expected(threading.local):
 _expected = _Expected()
 
 
-def apply_plainly(cls: type, *args: object, **kwargs: object) -> Any:
+def apply_plainly(cls: type, /, *args: object, **kwargs: object) -> Any:
     """Record a Function on the plane of its operands, whatever planes there are below."""
     if APPLY_IS_PYTHON:
         return _apply.__get__(None, cls)(*args, **kwargs)
@@ -278,7 +278,7 @@ def lead_applications(apply: Callable, passed_by: Callable[[type], None]) -> Non
     if APPLY_IS_PYTHON:
         return
 
-    def outermost(cls: type, *args: object, **kwargs: object) -> Any:
+    def outermost(cls: type, /, *args: object, **kwargs: object) -> Any:
         # Transforms of torch.func that run have the first say, then call `AnyFunction.apply`.
         return (apply_plainly if peer_engine_active() else apply)(cls, *args, **kwargs)
 

@@ -14,9 +14,10 @@ from lanewise._core.parting.joins import innermost
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
+from lanewise.errors import at_user_line
 
 
-def print(text: str, *args: Any, **kwargs: Any) -> None:
+def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     """Print one line for each lane, as often as a loop over the lanes would, and for each call in their order.
 
     The lines come out when the outermost `vmap` ends, or an error leaves it; with `chunk_size`, after each chunk.
@@ -25,6 +26,9 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
         text: A format string, as for `str.format`.
         args: What it names by place: tensors as one lane sees them, structures of them, anything else.
         kwargs: What it names by name.
+
+    Raises:
+        TypeError: `text` is no text.
 
     Example:
         >>> import torch
@@ -36,6 +40,10 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
         x = 1.0 and 2.0
         x = 2.0 and 4.0
     """
+    if not isinstance(text, str):
+        kind = Tensor if isinstance(text, Tensor) else type(text)  # not the class of a plane
+        why = f"debug.print: the first argument is a format string, as for str.format, got {kind}"
+        raise TypeError(at_user_line(why, 'debug.print("x = {}", x)'))
     leaves, spec = flatten((args, kwargs))
     numbers = [type(leaf) is LaneNumber for leaf in leaves]
     leaves = [leaf.value if number else leaf for leaf, number in zip(leaves, numbers)]
@@ -82,6 +90,8 @@ def _plain(tensor: Tensor) -> tuple[Tensor, list[Any]]:
     """The plain tensor `[B1, B2, ..., *S]` of a value, and the levels whose lanes it has, outermost first."""
     levels: list[Any] = []
     value: Any = tensor
+    if isinstance(tensor, Plane):
+        tensor._check_alive("debug.print")  # type: ignore[attr-defined]
     while isinstance(value, Plane):
         if isinstance(value, BatchTensor):
             sync(value)

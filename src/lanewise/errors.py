@@ -3,6 +3,7 @@
 import functools
 import linecache
 import os
+import re
 import sys
 import traceback
 import types
@@ -253,6 +254,19 @@ def lanes_in_words(places: Sequence) -> str:
     """Some lanes in a message."""
     some = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
     return f"{'lane' if len(places) == 1 else 'lanes'} {some}"
+
+
+# What layers of torch say that take a batch only.
+_UNBATCHED = re.compile(r"expected (?:at least )?(\d)D(?: or \dD)? input \(got (\d)D input\)")
+_NO_BATCH = "lanewise: inside vmap, an example has no batch dim\nWrite instead:\n  layer(x[None])[0]"
+
+
+def note_unbatched(error: Exception) -> None:
+    """Tell, in a note where Python has notes, how a layer that takes a batch takes one example."""
+    found = _UNBATCHED.fullmatch(str(error)) if type(error) is ValueError else None
+    if found and int(found[2]) == int(found[1]) - 1 and hasattr(error, "add_note"):
+        if _NO_BATCH not in getattr(error, "__notes__", ()):
+            error.add_note(_NO_BATCH)  # type: ignore[attr-defined]
 
 
 def hide_own_frames(error: Exception) -> None:

@@ -5,6 +5,9 @@ import weakref
 
 import numpy
 import pytest
+import scipy.interpolate
+import scipy.optimize
+import scipy.stats
 import torch
 
 from lanewise import errors, vmap
@@ -128,3 +131,58 @@ def test_arrays_that_outlive_the_lanes():
     vmap(lambda x: kept.append(x.numpy()) or x)(XS)
     assert kept[1].tolist() == [3.0, -1.0]
     assert torch.tensor(kept[1]).tolist() == [3.0, -1.0]
+
+
+def asarray(value):
+    return [value]
+
+
+def as_tensor(value):
+    return {"value": value}
+
+
+def tensor(value):
+    yield value
+
+
+SPLINE = scipy.interpolate.interp1d([0.0, 1.0, 2.0], [0.0, 2.0, 1.0])
+
+# Functions of NumPy and of the user's that have the names of torch's, of numbers of each lane.
+OF_NUMBERS = {
+    "list": lambda x: float(numpy.asarray(x.tolist()).sum()),
+    "number": lambda x: float(numpy.asarray(x[0].item()) * 2),
+    "kind": lambda x: isinstance(numpy.asarray(x[0].item()), numpy.ndarray),
+    "dtype": lambda x: float(numpy.asarray(x[0].item(), dtype=numpy.float64)),
+    "dtype by place": lambda x: int(numpy.asarray([int(x[0]), 2], numpy.int32).sum()),
+    "array": lambda x: float(numpy.array([x[0].item(), 2.0]).sum()),
+    "any array": lambda x: float(numpy.asanyarray([x[0].item(), 2.0]).sum()),
+    "shape": lambda x: numpy.asarray(x.tolist()).shape[0],
+    "back": lambda x: torch.from_numpy(numpy.asarray(x.tolist())),
+    "as tensor": lambda x: torch.as_tensor(numpy.asarray([x[0].item(), 2.0])),
+    "torch's tensor": lambda x: torch.tensor([x[0].item(), 2.0]),
+    "torch's as_tensor": lambda x: torch.as_tensor([x[0].item(), 1]),
+    "torch's asarray": lambda x: torch.asarray([int(x[0]), 1]),
+    "torch's scalar_tensor": lambda x: torch.scalar_tensor(int(x[0])),
+    "torch's new_tensor": lambda x: x.new_tensor([int(x[0]), 1]),
+    "SciPy's norm": lambda x: float(scipy.stats.norm.cdf(float(x[0]))),
+    "SciPy's interpolation": lambda x: float(SPLINE(float(x[0]))),
+    "SciPy's root": lambda x: float(scipy.optimize.brentq(lambda y: y**3 - float(x[0]), a=-2, b=2)),
+    "SciPy's least": lambda x: float(scipy.optimize.minimize_scalar(fun=lambda y: (y - float(x[0])) ** 2).fun),
+    "own asarray": lambda x: asarray(x[0].item())[0] * 2,
+    "own as_tensor": lambda x: as_tensor(x[0].item())["value"] * 2,
+    "own generator": lambda x: next(tensor(x[0].item())) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_functions_with_names_of_torch_s(name):
+    f = OF_NUMBERS[name]
+    rows = torch.tensor([[1.5, -2.0], [0.25, 3.0], [1.5, 1.0]])
+    for xs in (rows, rows[:1], rows):
+        loop = torch.stack([torch.as_tensor(f(x)) for x in xs])
+        result = vmap(f)(xs)
+        assert result.dtype is loop.dtype
+        assert torch.equal(result, loop)
+        parting = vmap(lambda x: f(x) if x[1] > 0 else f(x))(xs)
+        assert torch.equal(parting, loop)

@@ -145,7 +145,8 @@ def test_numbers_of_lanes_of_any_rank(shape, last):
     xs = torch.tensor([1.0, float("nan"), last]).reshape(3, *shape)
     for item in (torch.Tensor.item, torch.ops.aten.item):
         torch.testing.assert_close(vmap(item)(xs), xs.flatten(), equal_nan=True)
-        agreed = vmap(item)(xs[1:2].expand(2, *shape))  # a Python number, as all lanes have it
+        torch.testing.assert_close(vmap(item)(xs[1:2].expand(2, *shape)), xs.flatten()[[1, 1]], equal_nan=True)
+        agreed = vmap(item, out_dims=None)(xs[1:2].expand(2, *shape))  # a Python number, as all lanes have it
         assert isinstance(agreed, float) and agreed != agreed
 
 

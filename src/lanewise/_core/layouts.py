@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import parting
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, taken_apart, tensors_of
 from lanewise._torch_classes import NestedTensor
 from lanewise._torch_compat import OpOverload
@@ -49,6 +50,7 @@ def alone(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
 
     Called in the plane below; the result is the same in all lanes that run, for there is one.
     """
+    note_question(level)
     if level.size > 1:
         with on_plane(None):
             parting.by(level, torch.arange(level.size))

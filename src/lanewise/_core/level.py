@@ -139,6 +139,7 @@ class Level:
             never has lanes; on the lowest plane it may stay outside.
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
+        asked: Whether code inside has asked for values of its lanes (unasked.py).
     """
 
     __slots__ = (
@@ -161,6 +162,7 @@ class Level:
     )
     directions = False
     closing: list[Callable[[], None]] | None = None
+    asked = False
 
     def __init__(self) -> None:
         if jit_tracing_state() is not None:
@@ -295,7 +297,7 @@ class Level:
         raise NotImplementedError
 
 
-def run_outside(op: Any, *args: Any, **kwargs: Any) -> Any:
+def run_outside(op: Any, /, *args: Any, **kwargs: Any) -> Any:
     """An operation whose operands are all from outside the function: its results belong to the function's plane.
 
     What writes to its operands, or gives no tensor, runs as it would outside.

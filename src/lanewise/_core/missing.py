@@ -11,6 +11,7 @@ from lanewise._core.draws.random import Generators, check_random, drawn_without_
 from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import parting
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import argument, map_tensors, replace_tensors, taken_apart, tensors_of, written_arguments
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
@@ -131,6 +132,8 @@ def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
         if level.randomness == "same":
             raise same_with_lanes(func)
     warn_lane_loop(level, func)
+    if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
+        note_question(level)
     if level.size == 0:
         return _no_lanes(level, func, args, kwargs)
     outs = []

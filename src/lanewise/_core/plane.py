@@ -111,7 +111,7 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
             include_key(OUTSIDE_KEY, True)
 
 
-def taken_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
+def taken_apart(func: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A composition by torch's own kernel, as everywhere outside of inference mode.
 
     `OpOverload.decompose` puts compositions in Python first, some of which make use of other operations. What is made

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from lanewise._torch_compat import pytree
 
@@ -132,6 +132,8 @@ def _build(spec: Spec, leaves: Iterator) -> Any:
         return items
     if kind is dict:
         return dict(zip(spec.keys, items))  # type: ignore[arg-type]
+    if kind is Size and all(type(item) is int for item in items):
+        return Size(items)
     node = _REGISTERED.get(kind)
     if node is not None:
         return node.unflatten_fn(items, spec.context)

@@ -25,8 +25,12 @@ def function_name(func: Any) -> str:
     # (Before Python 3.11, code does not know in which function it stands.)
     made_by = getattr(code, "co_qualname", {"gradient": "grad"}.get(getattr(code, "co_name", ""), ""))
     made_by = made_by.partition(".<locals>")[0]
-    if made_by and hasattr(func, "__wrapped__") and os.path.dirname(code.co_filename) == _FOLDER:
-        return f"{made_by}({function_name(func.__wrapped__)})"
+    if hasattr(func, "__wrapped__") and code is not None and os.path.dirname(code.co_filename) == _FOLDER:
+        if "shown" in code.co_freevars:
+            given = closure_of(func)
+            return f"{given['api']}({function_name(given['shown'])})"
+        if made_by:
+            return f"{made_by}({function_name(func.__wrapped__)})"
     name = getattr(func, "__name__", None)
     if name is None:
         return type(func).__name__
@@ -283,7 +287,7 @@ def check_scalar(site: Site, value: Any) -> None:
         raise TransformError(
             at_user_line(
                 f"{call_text(site)}: Expected f to return a Tensor, got type {type(value)}",
-                "return loss  # a 0-dim tensor",
+                _with_aux(site, value) + "return loss  # a 0-dim tensor",
             )
         )
     if value.dim() != 0:
@@ -303,6 +307,17 @@ def check_scalar(site: Site, value: Any) -> None:
         )
 
 
+def _with_aux(site: Site, value: Any) -> str:
+    """What to write where a function returns its loss and something else, empty where it does not."""
+    if isinstance(site, str) or not isinstance(value, tuple) or not value or not isinstance(value[0], Tensor):
+        return ""
+    call = call_of(site)
+    call.options["has_aux"] = True
+    if len(value) == 2:
+        return f"{call}  # f returns (loss, aux)\n"
+    return f"{call}  # f returns (loss, aux), aux a tuple of the others\n"
+
+
 def check_outputs(site: Site, value: Any, outputs: list) -> None:
     """Raise unless the outputs are tensors, at least one."""
     for position, out in enumerate(outputs):
@@ -312,7 +327,7 @@ def check_outputs(site: Site, value: Any, outputs: list) -> None:
                 at_user_line(
                     f"{call_text(site)}: expected f(*primals) to return only tensors, got unsupported type {type(out)} "
                     f"for {name}",
-                    "return y, note  # other values as aux, with has_aux=True",
+                    "return y" if value is None else "return y, note  # other values as aux, with has_aux=True",
                 )
             )
     if not outputs:

@@ -14,9 +14,11 @@ from lanewise._core.draws.chunk_draws import Ends, chunk_loop
 from lanewise._core.draws.random import Generators, note_left
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
-from lanewise._core.trees import Spec, unflatten
+from lanewise._core.trees import Spec, spec_names, unflatten
 from lanewise._torch_compat import TorchDispatchMode
 from lanewise._transforms.arguments import Call
+from lanewise._transforms.dims import dynamic_lanes
+from lanewise._transforms.numbers import NUMBERS
 from lanewise._transforms.ragged import joined
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -146,10 +148,10 @@ def join_chunks(call: Call, results: list[Result], given: list, lengths: list[in
             leaves[position] = joined([chunk[0][position] for chunk in results], dim, given)
         elif dim is not None:
             leaves[position] = _joined_leaf(call, [chunk[0][position] for chunk in results], dim, lengths)
+        elif isinstance(leaves[position], NUMBERS):
+            if any(chunk[0][position] != leaves[position] for chunk in results):
+                raise dynamic_lanes(call.func, [], spec_names(spec, "output")[position])
     return unflatten(leaves, spec)
-
-
-_NUMBERS = (bool, int, float, complex)
 
 
 def _joined_leaf(call: Call, parts: list, dim: int, lengths: list[int]) -> Any:
@@ -159,11 +161,11 @@ def _joined_leaf(call: Call, parts: list, dim: int, lengths: list[int]) -> Any:
         return torch.cat(parts, dim)
     first = parts[0]
     if not tensors and all(type(part) is type(first) for part in parts):
-        if not isinstance(first, (str, bytes, *_NUMBERS)) or all(part == first for part in parts):
+        if not isinstance(first, (str, bytes, *NUMBERS)) or all(part == first for part in parts):
             return first
     like = tensors[0] if tensors else None
     numbers = [part for part in parts if not isinstance(part, Tensor)]
-    if all(type(part) in _NUMBERS for part in numbers):
+    if all(type(part) in NUMBERS for part in numbers):
         if like is None:
             rows = [torch.full((length,), part) for part, length in zip(parts, lengths, strict=True)]
             if len({row.dtype for row in rows}) == 1:

@@ -1,6 +1,6 @@
 """`in_dims` and `out_dims`: reading them, checking them, and saying what does not fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +73,17 @@ def check_out_dims(call: Call, out_dims: Any) -> None:
                 at_user_line(
                     f"{call}: `out_dims` must be an int, None or a python collection of ints representing where in the "
                     f"outputs the vmapped dimension should appear, but {name} is {entry!r}",
-                    f"vmap({call.name}, out_dims=0)",
+                    f"vmap({call.name}, out_dims=0)" + _named_out_dims(call) * isinstance(entry, str),
                 )
             )
+
+
+def _named_out_dims(call: Call) -> str:
+    """Those that have a name."""
+    return (
+        f'\nvmap({call.name}, out_dims="list")    # a list, one result for each lane'
+        f'\nvmap({call.name}, out_dims="jagged")  # one nested tensor'
+    )
 
 
 def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list, list, Spec, int]:
@@ -292,13 +300,13 @@ def out_dim_error(func: Callable, dim: int, value: Tensor, where: str) -> Dimens
     )
 
 
-def dynamic_lanes(func: Callable, leaf: Tensor, where: str) -> ArgumentError:
-    """The error for a result with lanes where `out_dims` is None."""
+def dynamic_lanes(func: Callable, shape: Sequence[int], where: str) -> ArgumentError:
+    """The error for a result `shape` with lanes where `out_dims` is None."""
     name = function_name(func)
     return ArgumentError(
         at_user_line(
             f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None: {where} of shape "
-            f"{list(leaf.shape)} differs from lane to lane, so there is no one value to return",
+            f"{list(shape)} differs from lane to lane, so there is no one value to return",
             f"vmap({name}, out_dims=0)",
         )
     )

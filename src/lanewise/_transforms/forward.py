@@ -163,7 +163,13 @@ def _blank(x: Tensor) -> Tensor:
 def check_tangent(position: int, t: Any, x: Tensor) -> None:
     """Raise unless `t` is as the primal `x`."""
     if not isinstance(t, Tensor):
-        raise TransformError(at_user_line(f"linearize: Expected tangents to only contain Tensors, got {type(t)}"))
+        raise TransformError(
+            at_user_line(
+                f"linearize: Expected tangents to only contain Tensors, got {type(t)} for tangent:{position} in "
+                "flattened pytree",
+                _tangent_for(t, "x") + f"  # x {list(x.shape)} is its primal",
+            )
+        )
     for what in ("shape", "device", "dtype"):
         if getattr(t, what) != getattr(x, what):
             raise TransformError(
@@ -223,21 +229,32 @@ def check_primals(func: Callable, primals: Any, tangents: Any) -> tuple[list[Ten
         raise TransformError(at_user_line(f"{site}: Expected primals to contain at least one Tensor.", _AS_TUPLES))
     for position, (x, t) in enumerate(zip(leaves, tangent_leaves, strict=True)):
         for what, tree, leaf in (("primals", primals, x), ("tangents", tangents, t)):
-            _check_tensor(site, what, tree, leaf, position)
+            _check_tensor(site, what, tree, leaf, position, primals)
         check_pair("jvp", func, x, t, position)
     return leaves, separate(leaves, tangent_leaves), spec
 
 
-def _check_tensor(site: str, what: str, tree: Any, leaf: Any, position: int) -> None:
+def _check_tensor(site: str, what: str, tree: Any, leaf: Any, position: int, primals: Any = None) -> None:
     """Raise unless a leaf of the primals or tangents, as `what` says, is a tensor."""
     if isinstance(leaf, Tensor):
         return
+    if what == "tangents":
+        instead = _tangent_for(leaf, leaf_names(primals, "primals")[position])
+    else:
+        instead = f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it"
     raise TransformError(
         at_user_line(
             f"{site}: Expected {what} to only contain Tensors, got {type(leaf)} for {leaf_names(tree, what)[position]}",
-            f"torch.tensor({leaf!r})" if isinstance(leaf, (int, float)) else "close over it",
+            instead,
         )
     )
+
+
+def _tangent_for(number: Any, primal: str) -> str:
+    """A tensor in place of what is none as the tangent of a primal."""
+    if isinstance(number, (int, float)) and number != 0:
+        return f"torch.full_like({primal}, {number!r})"
+    return f"torch.zeros_like({primal})"
 
 
 def check_pair(api: str, func: Callable, x: Tensor, t: Tensor, position: int) -> None:

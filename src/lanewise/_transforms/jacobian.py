@@ -12,6 +12,7 @@ A complex derivative takes two lanes for each number: along 1 and along i.
 import functools
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ from lanewise._transforms.dims import check_randomness
 from lanewise._transforms.forward import push_forward
 from lanewise._transforms.reverse import Recording, needs_graph, pull_back, tracked, untrack
 from lanewise.errors import hide_own_frames
+
+# The call that messages name, where `jacrev` is a part of it.
+_named: ContextVar[tuple[str, Callable] | None] = ContextVar("_named", default=None)
 
 
 def jacrev(
@@ -95,6 +99,7 @@ def jacrev(
         raise not_callable("jacrev", func)
     check_chunk_options("jacrev", chunk_size, memory_budget)
     estimates: dict = {}
+    api, shown = (not is_compiling() and _named.get()) or ("jacrev", func)
 
     @functools.wraps(func)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
@@ -104,7 +109,7 @@ def jacrev(
         try:
             if peer_engine_active():
                 raise refuse_peer("jacrev")
-            site = ("jacrev", func, args, kwargs, argnums)
+            site = (api, shown, args, kwargs, argnums)
             positions = all_positions(site, argnums, args)
             with Recording() as recording:
                 outer = recording.outer
@@ -357,14 +362,19 @@ def hessian(
     if not callable(func):
         raise not_callable("hessian", func)
     check_randomness(randomness, "hessian")
-    return jacrev(
-        jacrev(func, argnums, has_aux=has_aux),
-        argnums,
-        has_aux=has_aux,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-        progress=progress,
-    )
+    before = None if is_compiling() else _named.set(("hessian", func))
+    try:
+        return jacrev(
+            jacrev(func, argnums, has_aux=has_aux),
+            argnums,
+            has_aux=has_aux,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+    finally:
+        if before is not None:
+            _named.reset(before)
 
 
 def read_inputs(site: Site, args: tuple, argnums: int | tuple[int, ...]) -> tuple[list[Tensor], Spec]:

@@ -30,10 +30,11 @@ from lanewise._transforms.dims import (
     returned_lanes,
     unstackable,
 )
+from lanewise._transforms.numbers import NUMBERS, number_as_tensor
 from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, starts_again
 from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
 from lanewise._transforms.reverse import tensors_only
-from lanewise.errors import LanewiseError, hide_own_frames, name_lanes
+from lanewise.errors import LanewiseError, hide_own_frames, name_lanes, note_unbatched
 
 
 def vmap(
@@ -60,7 +61,7 @@ def vmap(
             along dim 0.
         out_dims: Where the lanes go in the results, likewise. None: the result is the same for all lanes. "list": a
             list with one result for each lane, of any shape. "jagged": a nested tensor of jagged layout, from results
-            `[n_i, *S]` that differ in the first dim.
+            `[n_i, *S]` that differ in the first dim. Numbers of Python have no dims, so their lanes are in dim 0.
         randomness: `"different"` draws for each lane, `"same"` alike for all, `"error"` refuses random operations. The
             numbers do not depend on `chunk_size`, except under `"different"` where lanes take different branches.
         chunk_size: Take so many lanes at a time, to bound the memory; `"auto"` takes the largest power of two whose
@@ -71,7 +72,9 @@ def vmap(
 
     Returns:
         A function with the signature of `func`. Tensors of its result have lanes, `[B, *S]`; a tensor that is the same
-        for all lanes is repeated; what is no tensor comes back as it is.
+        for all lanes is repeated. A Python number is one of each lane, `[B]`, if the function has asked for values of
+        lanes (`x.item()`, a branch, `len(x[mask])`), whether or not they agreed; if it has asked nothing, or `out_dims`
+        is None, the number comes back as it is. So does what is neither a tensor nor a number.
 
     Raises:
         ValueError: `in_dims`, `out_dims` or sizes do not fit the arguments or the results.
@@ -194,6 +197,7 @@ def vmap(
             )
             return join_chunks(call, results, leaves, lengths)
         except Exception as error:
+            note_unbatched(error)
             hide_own_frames(error)
             raise
 
@@ -397,20 +401,25 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
         if type(leaf) in (Apart, Ragged):
             return result(leaf, output_name(place), given)
         dim = 0
-    if not isinstance(leaf, Tensor):
-        if machine.alone is not None and dim is not None and isinstance(leaf, (bool, int, float, complex)):
-            machine.alone()
+    if isinstance(leaf, NUMBERS):
+        if dim is None or not level.asked:
+            if machine.alone is not None and dim is not None:
+                machine.alone()
+            return leaf
+        value, lanes = number_as_tensor(level, leaf, lambda: output_name(place)), True
+    elif not isinstance(leaf, Tensor):
         attribute = lanes_in_object(level, leaf)
         if attribute is not None:
             raise returned_lanes(place[0], leaf, attribute, output_name(place))
         return leaf
-    value, lanes = level.lowered(leaf)
+    else:
+        value, lanes = level.lowered(leaf)
     if value.is_inference() and not torch.is_inference_mode_enabled():
         # As stacking would: what was made under inference_mode inside is an ordinary tensor outside.
         value = level.below(torch.clone, value)
     if dim is None:
         if lanes:
-            raise dynamic_lanes(place[0], leaf, output_name(place))
+            raise dynamic_lanes(place[0], leaf.shape, output_name(place))
         return value
     if not lanes:
         if value.is_nested or value.layout is not torch.strided:

@@ -30,6 +30,9 @@ def key(seed: int, *, device: Any = None) -> Tensor:
         >>> random.key(7)
         tensor([7, 0])
     """
+    if isinstance(seed, Tensor):
+        why = f"key: seed is a whole number of 64 bits, got a tensor {list(seed.shape)} of {seed.dtype}"
+        raise ArgumentError(at_user_line(why, "fold_in(key(0), i)  # i may be a tensor, and one of each lane"))
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(at_user_line(f"key: seed is a whole number of 64 bits, got {seed!r}", "key(0)"))
     return _words([seed & MASK, seed >> 32 & MASK], device)

@@ -19,6 +19,7 @@ from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import decide, innermost, rows_of
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Lanes, child, merge_target
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
 from lanewise.errors import ArgumentError, TransformError, at_user_line, shows_user_frames
@@ -132,6 +133,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     level = lane_level(index)
     if level is None:
         return branches[min(max(int(index), 0), last)](*operands)
+    note_question(level)
     rows = rows_of(level, _part(level, index))
     with on_plane(None):
         chosen = rows.reshape(-1).clamp(0, last)

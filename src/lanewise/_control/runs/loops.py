@@ -26,6 +26,7 @@ from lanewise._core.draws.random import Generators, drawn_without_leave
 from lanewise._core.level import live_levels
 from lanewise._core.parting.joins import MANY_WAYS
 from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.trees import LEAF, Spec, unflatten
 from lanewise._torch_compat import current_graph_task_id, saves_by_hooks
 from lanewise._transforms.arguments import Call
@@ -279,5 +280,6 @@ class _Loop:
             return [parts[0][0]], [0], LEAF
         start, count, total = self.place
         with BatchLevel(count, "error", total, start) as level:
+            note_question(level)  # in other ways, the lanes of this function have parted
             out = unflatten([level.wrap(part) if has_lanes else part for part, has_lanes in parts], spec)
             return leave(level, out, out_dims, call.func, leaves)

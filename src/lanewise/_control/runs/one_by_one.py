@@ -14,8 +14,10 @@ from lanewise._core.draws.random import drawn_without_leave
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Lanes, Restart, Stretch, child, machine
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.recording.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
+from lanewise._transforms.numbers import fits
 
 # By code of a function: of so many lanes each took a way of its own, and what is told of that.
 _each_its_own: dict[Any, tuple[int, Told]] = {}
@@ -132,6 +134,7 @@ class Alone:
             # Below, nobody asks for `randomness`, which is "error" here.
             raise drawn_without_leave("in a lane that ran by itself")
         level.lanes = lanes
+        note_question(level)  # each has asked by itself, on the plane below
         if not any(shown):
             return [(piece, value, []) for piece, value in pieces_of(level, lanes, results, self.numbers)]
         each = _one_each(level, lanes, results)
@@ -209,8 +212,10 @@ def _together(column: Sequence[Any], others: bool) -> tuple[Any, bool] | None:
     if all(part is first for part in column):
         return first, False
     if kind in _NUMBERS:
-        if all(part == first for part in column):
+        if all(part == first or (part != part and first != first) for part in column):
             return first, False
+        if kind is int and not all(map(fits, column)):
+            return None
         with on_plane(None):
             return torch.tensor(column), True
     return (first, False) if kind in _BY_VALUE and all(part == first for part in column) else None

@@ -7,23 +7,32 @@ import torch
 from torch import Tensor
 
 from lanewise._control.runs.naming import lane_names
-from lanewise._control.runtime.numbers import LaneNumber
+from lanewise._control.runtime.numbers import DTYPES, RANK, LaneNumber
+from lanewise._control.runtime.numbers import as_tensor as as_made
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import component, merge_tensors, on_home, rows_of
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Lanes, Target, Unmergeable
-from lanewise._core.trees import Spec, flatten, flatten_with_prefix, spec_names, unflatten
+from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
+from lanewise._transforms.numbers import NUMBERS, fits, too_large
 from lanewise._transforms.ragged import LIST, Apart, Ragged, is_ragged, put_in_order, taken_apart
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
-_NUMBERS = (bool, int, float, complex, LaneNumber)
+_NUMBERS = (*NUMBERS, LaneNumber)
 
 
-def put_together(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], out_dims: Any = 0) -> Any:
-    """One result from that of each piece.
+def put_together(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any]) -> Any:
+    """One result from that of each piece. Numbers that differ become a tensor with lanes, as stacking would make it.
 
-    Numbers that differ become a tensor with lanes, as stacking them would make it. What `out_dims` calls "list" or
-    "jagged" is an `Apart` or `Ragged` in the result.
+    Raises: as `with_numbers`.
+    """
+    return without_numbers(with_numbers(level, target, pieces, values))
+
+
+def with_numbers(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], out_dims: Any = 0) -> Any:
+    """One result from that of each piece, in which numbers that differ are numbers with lanes.
+
+    What `out_dims` calls "list" or "jagged" is an `Apart` or `Ragged` in the result.
 
     Raises:
         PrefixMismatch: `out_dims` does not fit.
@@ -48,6 +57,8 @@ def put_together(level: LaneLevel, target: Target, pieces: list[Lanes], values: 
     for position, parts in enumerate(zip(*columns)):
         try:
             merged.append(_leaf(level, target, pieces, list(parts)))
+        except _TooLarge as large:
+            raise too_large(spec_names(spec, "output")[position], large.number) from None
         except Unmergeable as reason:
             raise _differing(level, pieces, list(parts), spec_names(spec, "output")[position], str(reason)) from None
     return unflatten(merged, spec)
@@ -80,11 +91,46 @@ def _numbers(level: LaneLevel, number: LaneNumber) -> list:
 
 
 def apart(level: LaneLevel, value: Any, out_dims: Any) -> Any:
-    """A result with an `Apart` or `Ragged` where `out_dims` says "list" or "jagged"; numbers of lanes are tensors."""
-    if not is_ragged(out_dims):
+    """A result with an `Apart` or `Ragged` where `out_dims` says "list" or "jagged".
+
+    Numbers of lanes are tensors; where it says None, or nothing was asked of these lanes but of those around, and they
+    are all the same, they are one number.
+    """
+    if type(out_dims) is int and level.asked:
         return without_numbers(value)
     leaves, spec = _parts(level, level.lanes, value, out_dims)
-    return without_numbers(unflatten(leaves, spec))
+    if any(isinstance(leaf, LaneNumber) for leaf in leaves):
+        try:
+            _, dims, _ = flatten_with_prefix(out_dims, unflatten(leaves, spec))
+        except PrefixMismatch:  # as `leave` will say
+            dims = [0] * len(leaves)
+        for place, dim in enumerate(dims):
+            if isinstance(leaves[place], LaneNumber):
+                several = level.asked and dim is not None
+                leaves[place] = as_tensor(leaves[place]) if several else _one_of_all(level, leaves[place])
+    return unflatten(leaves, spec)
+
+
+def _one_of_all(level: LaneLevel, number: LaneNumber) -> Any:
+    """The number that all lanes have, also one of each lane around; a tensor where they have not the same."""
+    part = component(level, number.value)
+    if part is None or part.level is not level:
+        return number  # of the lanes around
+    numbers, each, outer = _numbers(level, number), level.own_size, level.outer
+    if not each:
+        return number.kind(0)
+    firsts = numbers[::each]
+    if not all(_alike(entry, firsts[place // each]) for place, entry in enumerate(numbers)):
+        return as_tensor(number)
+    if outer is None or all(_alike(first, firsts[0]) for first in firsts):
+        return firsts[0] if firsts else number.kind(0)
+    with on_plane(None):
+        plain = torch.tensor(firsts, dtype=DTYPES[number.kind])
+    return LaneNumber(number.kind, outer.wrap(plain))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return a == b or (a != a and b != b)
 
 
 def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any]) -> Any:
@@ -110,7 +156,12 @@ def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any
     if all(isinstance(part, _NUMBERS) for part in parts):
         if type(first) is not LaneNumber and all(type(part) is type(first) and part == first for part in parts):
             return first
-        return merge_tensors(level, target, pieces, _tensors(level, pieces, parts))
+        kinds = {part.kind if type(part) is LaneNumber else type(part) for part in parts}
+        if not kinds <= set(RANK):
+            return merge_tensors(level, target, pieces, _tensors(level, pieces, parts))
+        kind = max(kinds, key=RANK.__getitem__)
+        wide = _for_each(level, pieces, parts, lambda part: _widest(part, kind))
+        return LaneNumber(kind, merge_tensors(level, target, pieces, wide))
     try:
         if all(type(part) is type(first) and bool(part == first) for part in parts):
             return first
@@ -141,12 +192,30 @@ def _for_each(level: LaneLevel, pieces: list[Lanes], parts: list[Any], run: Call
     return out
 
 
+class _TooLarge(Exception):
+    """An int that int64 does not hold."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _widest(number: Any, kind: type) -> Tensor:
+    """A number as a tensor of the widest dtype of a kind."""
+    if type(number) is LaneNumber:
+        return number.value.to(DTYPES[kind])
+    if type(number) is int and kind is int and not fits(number):
+        raise _TooLarge(number)
+    with on_plane(None):
+        return torch.tensor(kind(number), dtype=DTYPES[kind])
+
+
 def as_tensor(value: Any) -> Tensor:
     """A number as stacking would make it a tensor; a tensor as it is."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, LaneNumber):
-        return value.value.to(torch.get_default_dtype()) if value.kind is float else value.value
+        return as_made(value)
     with on_plane(None):
         return torch.tensor(value)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._control.rewriting.convert import converted
 from lanewise._control.runs.boundary import boundary
 from lanewise._control.runs.one_by_one import Alone
-from lanewise._control.runs.results import apart, put_together
+from lanewise._control.runs.results import apart, with_numbers
 from lanewise._control.runs.watches import Budget, Telling
 from lanewise._core.again.journal import Journal, memory
 from lanewise._core.again.outside import held_before, reach_of
@@ -26,6 +26,7 @@ from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
 from lanewise._core.parting.leaks import check_results
 from lanewise._core.parting.picked import by_number
 from lanewise._core.parting.rows import all_pairs
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.recording.tensor_hooks import HookedLevel, own_value, sets_late_hooks
 from lanewise._core.trees import Spec, flatten, unflatten
@@ -88,8 +89,10 @@ def run_apart(
         writes: list[tuple] = []
         try:
             with level:
+                if results:
+                    note_question(level)  # each example has asked by itself
                 thunk = partial(_run, level, func or call.func, lanes, jagged, spec, writes)
-                join = partial(put_together, out_dims=out_dims)
+                join = partial(with_numbers, out_dims=out_dims)
                 alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
                 partings = machine.partings
                 with (budget or Telling(level.root.size)).of(level):
@@ -186,6 +189,7 @@ def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
     ]
     with on_plane(None):
         rows = torch.tensor(each, dtype=torch.int64)
+    note_question(level)
     settle(level, level.wrap(rows))
 
 

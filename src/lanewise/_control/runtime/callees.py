@@ -132,17 +132,17 @@ def _builtin(func: Any) -> Any:
     return func
 
 
-def _with_key(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _with_key(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A method of a dict or a set, which keeps its first argument as a key: a number with lanes cannot be one."""
     return func(*map(one_number, args[:1]), *args[1:], **kwargs)
 
 
-def _with_one_number(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _with_one_number(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A class that keeps integers for functions which take no others: sizes of kernels, a length."""
     return func(*map(_one_integer, args), **{name: _one_integer(arg) for name, arg in kwargs.items()})
 
 
-def _with_numbers_resolved(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _with_numbers_resolved(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     return func(*map(one_number, args), **{name: one_number(arg) for name, arg in kwargs.items()})
 
 
@@ -150,7 +150,7 @@ def _one_integer(value: Any) -> Any:
     return one_number(value) if kind_of(value) is int or type(value) is tuple else value
 
 
-def _cached(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _cached(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function with a cache, which keeps its arguments as keys."""
     new_args = [one_number(arg) for arg in args]
     return func(*new_args, **{name: one_number(arg) for name, arg in kwargs.items()})
@@ -200,7 +200,7 @@ def _asks_by_identity(code: types.CodeType) -> bool:
     return asks or any(map(_asks_by_identity, inner))
 
 
-def _with_truths(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _with_truths(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function that runs as it was written, with one truth value for each that has lanes."""
     return func(*map(one_truth, args), **{name: one_truth(arg) for name, arg in kwargs.items()})
 
@@ -221,7 +221,7 @@ def _unwrapped(func: types.FunctionType) -> types.FunctionType:
     return out
 
 
-def _with_callbacks(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _with_callbacks(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A transform or its like, which calls functions that are its arguments."""
     args = tuple([callee(arg) if type(arg) in _FUNCTIONS else arg for arg in args])
     kwargs = {key: callee(arg) if type(arg) in _FUNCTIONS else arg for key, arg in kwargs.items()}
@@ -292,7 +292,7 @@ def _own_forward(module: nn.Module) -> bool:
     return type(forward) is types.FunctionType and not is_library(forward)
 
 
-def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def call_apart(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """Call what cannot be converted: run again for lanes that it leaves behind."""
     level = machine.level
     if level is None:
@@ -316,7 +316,7 @@ def call_apart(func: Callable, *args: Any, **kwargs: Any) -> Any:
                 raise Restart(level, cause=iterator_shared()) from None
 
 
-def _counted(runs: list[None], func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _counted(runs: list[None], func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     runs.append(None)
     return _with_truths(func, *args, **kwargs)
 

@@ -168,7 +168,7 @@ def _not_put_back(things: list) -> TransformError:
     )
 
 
-def watched(func: Callable, owner: Any, *args: Any, **kwargs: Any) -> Any:
+def watched(func: Callable, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A function of a library, while lanes wait: where it changes an object, all have to run as written."""
     if not narrowed():
         return func(*args, **kwargs)
@@ -191,13 +191,13 @@ def watched(func: Callable, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def changes_first(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def changes_first(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function that changes its first argument."""
     if args:
         changes(args[0])
     return func(*args, **kwargs)
 
 
-def built(kind: type, *args: Any, **kwargs: Any) -> Any:
+def built(kind: type, /, *args: Any, **kwargs: Any) -> Any:
     """An object that the running lanes make."""
     return made(kind(*args, **kwargs))

@@ -307,7 +307,7 @@ def for_each_value(run: Callable, keep: int, operands: tuple, depth: int) -> Any
     return join_values(level, base, pieces, values, keep)
 
 
-def keeping(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def keeping(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """`func(*args, **kwargs)`, which may return a Mixed."""
     return func(*args, **kwargs)
 

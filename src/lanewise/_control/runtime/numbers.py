@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.runtime.number_classes import TAKE_PLAIN, shown_class
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import component, rows_of
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane
 from lanewise._core.python.surface import asking, text_of_one
 
@@ -53,9 +55,7 @@ class LaneNumber:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         # What `isinstance` and `functools.singledispatch` go by in code that runs as it was written.
-        return self.kind
-
-    # --- one Python number -------------------------------------------------------------------------------------------
+        return shown_class(self)
 
     def resolve(self) -> Any:
         """The number of the lanes that go on."""
@@ -231,6 +231,7 @@ def _with_lanes(tensor: Tensor) -> tuple[type, Tensor] | None:
     part = None if level is None or tensor.dtype is torch.uint64 else component(level, tensor)
     if part is None or (part.level is level and not part.mapped):
         return None
+    note_question(part.level)
     part = part.detach()
     kind = bool if part.dtype is torch.bool else complex if part.is_complex() else int
     if part.is_floating_point():
@@ -253,8 +254,8 @@ def _nested(kind: type, numbers: Tensor) -> Any:
 
 def as_tensor(number: Any) -> Tensor:
     """The tensor that `torch.tensor(number)` makes."""
-    dtype = torch.get_default_dtype() if number.kind is float else DTYPES[number.kind]
-    return number.value.to(dtype)
+    dtype = torch.get_default_dtype()
+    return number.value.to({float: dtype, complex: dtype.to_complex()}.get(number.kind, DTYPES[number.kind]))
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -412,7 +413,8 @@ def _method(name: str, run: Callable, reflected: bool) -> Callable:
             return LaneNumber.call(of_tensor, other, self)
         kind = kind_of(other)
         if kind is None:
-            return NotImplemented
+            plain = self.resolve() if isinstance(other, TAKE_PLAIN) else None
+            return NotImplemented if plain is None else function(other, plain) if reflected else function(plain, other)
         kind = max(kind, self.kind, key=RANK.__getitem__)
         a, b = (other, self) if reflected else (self, other)
         try:

@@ -11,6 +11,9 @@ import marshal
 import math
 import operator
 import pickle
+import statistics
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -191,7 +194,18 @@ def _with_plain(function: Callable) -> Callable:
     return stand_in
 
 
-for _function in (json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps, decimal.Decimal, datetime.timedelta):
+_TAKE_PLAIN: list[Any] = [json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps]
+_TAKE_PLAIN += [decimal.Decimal, datetime.timedelta, datetime.date.fromtimestamp, datetime.datetime.fromtimestamp]
+# These go by the type of a number, not by `isinstance`.
+_TAKE_PLAIN += [
+    statistics.variance,
+    statistics.pvariance,
+    statistics.stdev,
+    statistics.pstdev,
+    statistics.harmonic_mean,
+]
+_TAKE_PLAIN += [each for each in vars(time).values() if isinstance(each, types.BuiltinFunctionType)]
+for _function in _TAKE_PLAIN:
     replaced[_function] = _with_plain(_function)
 
 
@@ -444,12 +458,10 @@ _TORCH: dict[Any, tuple[Callable, Callable]] = {
 }
 
 
-def call_arithmetic(function: Callable, *args: Any, **kwargs: Any) -> Any:
+def call_arithmetic(function: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function of the math module."""
     if kwargs:
-        names, count = [*kwargs], len(args)
-        args = (*args, *kwargs.values())
-        return call_arithmetic(lambda *given: function(*given[:count], **dict(zip(names, given[count:]))), *args)
+        return _with_names(function, args, kwargs)
     if not any(with_lanes(arg) for arg in args) or (function is math.trunc and isinstance(args[0], Tensor)):
         return function(*args)
     numbers = [as_number(arg) for arg in args]
@@ -462,6 +474,16 @@ def call_arithmetic(function: Callable, *args: Any, **kwargs: Any) -> Any:
             if decide(machine.level, known[1](value)) is True:
                 return LaneNumber(float, known[0](value))
     return for_each_lane(function, *numbers)
+
+
+def _with_names(function: Callable, args: tuple, kwargs: dict) -> Any:
+    if not any(map(with_lanes, (*args, *kwargs.values()))):
+        return function(*args, **kwargs)
+
+    def call(*numbers: Any) -> Any:
+        return function(*numbers[: len(args)], **dict(zip(kwargs, numbers[len(args) :])))
+
+    return for_each_lane(call, *map(as_number, (*args, *kwargs.values())))
 
 
 @stands_for(pow)

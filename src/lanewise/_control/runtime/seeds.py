@@ -15,7 +15,7 @@ from lanewise._control.runtime.numbers import one_number
 from lanewise._core.draws.same_draws import histories
 
 
-def seeds(func: Callable, generator: torch.Generator | None, *args: Any, **kwargs: Any) -> Any:
+def seeds(func: Callable, generator: torch.Generator | None, /, *args: Any, **kwargs: Any) -> Any:
     """Call what sets the state of a generator."""
     found = histories(generator)
     for _, history in found:
@@ -26,7 +26,7 @@ def seeds(func: Callable, generator: torch.Generator | None, *args: Any, **kwarg
     return out
 
 
-def reads(func: Callable, generator: torch.Generator | None, *args: Any, **kwargs: Any) -> Any:
+def reads(func: Callable, generator: torch.Generator | None, /, *args: Any, **kwargs: Any) -> Any:
     """Call what reads the state of a generator."""
     for level, history in histories(generator):
         history.meet(level)
@@ -36,7 +36,7 @@ def reads(func: Callable, generator: torch.Generator | None, *args: Any, **kwarg
 _GENERATOR = {"manual_seed": seeds, "seed": seeds, "set_state": seeds, "get_state": reads, "clone_state": reads}
 
 
-def generator_method(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def generator_method(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method of a generator."""
     how = _GENERATOR.get(func.__name__)
     return func(*args, **kwargs) if how is None else how(func, func.__self__, *args, **kwargs)  # type: ignore[attr-defined]

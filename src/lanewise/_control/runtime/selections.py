@@ -14,6 +14,7 @@ from lanewise._control.runtime.numbers import LaneNumber, number_of
 from lanewise._control.runtime.replacements import as_number, item
 from lanewise._core.parting.joins import component
 from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane
 
 # Dtypes whose sums are rounded to few digits, and whose means torch computes with more.
@@ -33,6 +34,7 @@ def picked(thing: Any, index: Any) -> Any:
     part = component(level, index)
     if part is None or not part.mapped or not index.dim() or thing.shape[: index.dim()] != index.shape:
         return item(thing, index)
+    note_question(part.level)
     return Selection(thing, index)
 
 

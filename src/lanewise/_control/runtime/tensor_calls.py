@@ -55,7 +55,7 @@ _SHORT = frozenset({torch.float16, torch.bfloat16})
 _SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 
 
-def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def call_with_numbers(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function of torch some of whose arguments may be numbers with lanes."""
     for arg in args:
         if type(arg) in _HOLDERS and _has_numbers(arg):
@@ -64,7 +64,7 @@ def call_with_numbers(func: Callable, *args: Any, **kwargs: Any) -> Any:
         if not kwargs or not any(_has_numbers(arg) for arg in kwargs.values()):
             return func(*args, **kwargs)
     name = func.__name__.strip("_")
-    if name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
+    if _of_torch(func) in _MAKERS:
         return _made(func, args, kwargs)
     if name == "new_tensor":
         options = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
@@ -186,6 +186,17 @@ def _rounded_once(func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     out = _ROUNDED_ONCE[name](*wide, number.value.to(device=x.device, dtype=torch.float32), **kwargs)
     in_place = name[0] == "i" or (func.__name__.endswith("_") and not func.__name__.endswith("__"))
     return x.copy_(out) if in_place else out.to(x.dtype)
+
+
+# Other libraries have functions of these names.
+_MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
+
+
+def _of_torch(func: Callable) -> Callable:
+    """The function that a name of torch leads to outside of a transform."""
+    while (plain := getattr(func, "__wrapped__", None)) is not None:
+        func = plain
+    return func
 
 
 _HOLDERS = frozenset({LaneNumber, list, tuple, slice})

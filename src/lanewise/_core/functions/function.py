@@ -49,7 +49,7 @@ from lanewise._torch_compat import (
 from lanewise.errors import FunctionError, TransformError, at_user_line
 
 
-def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`: torch's own for plain tensors, the planes in turn for wrappers."""
     level = highest_level((*args, *kwargs.values()) if kwargs else args)
     if issubclass(cls, Node) or cls is CheckpointInputs or (level is None and current_level() is None):

@@ -29,7 +29,7 @@ from lanewise._core.parting.lanes import (
 )
 from lanewise._core.parting.leaks import note_filled, note_zeros
 from lanewise._core.parting.rows import choose_rows, in_order
-from lanewise._core.parting.unasked import answer
+from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.plane import Plane, recorded, sync, tangents_of
 from lanewise._core.short.hot import inert
 from lanewise._torch_compat import (
@@ -319,7 +319,11 @@ def plainly(value: Tensor) -> Tensor:
     """The plain tensor of a value `[n, *S]`, which must be the same in all lanes of the planes it is on."""
     while isinstance(value, Plane):
         sync(value)
-        value = settle(value.level, value) if type(value) is BatchTensor and value.mapped else value.value
+        if type(value) is BatchTensor and value.mapped:
+            note_question(value.level)
+            value = settle(value.level, value)
+        else:
+            value = value.value
     if not value.requires_grad and forward_level() < 0:
         return value
     with on_plane(None):
@@ -470,6 +474,7 @@ def decide(level: LaneLevel, value: Any) -> Any:
     part = component(level, value)
     if part is None or (part.level is level and not part.mapped):
         return bool(value)
+    note_question(part.level)
     if part.numel() != 1:
         raise TransformError(
             at_user_line(

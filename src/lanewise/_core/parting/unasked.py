@@ -1,4 +1,4 @@
-"""What code that asks for a number is told where there are no lanes, none of which could have given it.
+"""That code asks for values of lanes, and what it is told where there are no lanes, none of which could have given it.
 
 Where lanes part, converted code asks no lane, so a function that asks is run like that first. Where that cannot be, any
 answer is right, but not with any does the function return: a check of values that no lane has may find them invalid and
@@ -53,6 +53,16 @@ class Answers:
             raise self.errors[0]
         self.given[-1] = True
         self.asked = 0
+
+
+def note_question(level: Any) -> None:
+    """Code asks for what may differ from lane to lane of a level: numbers it returns are those of each lane then.
+
+    Where pairs of lanes run, with those of a `vmap` around, it counts for both.
+    """
+    while level is not None:
+        level.asked = True
+        level = getattr(level, "outer", None)
 
 
 def answer(level: Any) -> bool:

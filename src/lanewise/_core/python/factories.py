@@ -157,7 +157,7 @@ def route_past(op: OpOverload, kernel: Any) -> None:
     So does what fails, which may do so for some lanes only.
     """
 
-    def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def enter(keys: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
             out = kernel(*args, **kwargs)
         except LanewiseError:
@@ -172,7 +172,7 @@ def route_past(op: OpOverload, kernel: Any) -> None:
     _kernels.impl(op.name().removeprefix("aten::"), enter, FACTORY_KEY_NAME, with_keyset=True)
 
 
-def unrouted(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def unrouted(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """A call of a routed operation that does not come back to its kernel."""
     with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
         return op(*args, **kwargs)

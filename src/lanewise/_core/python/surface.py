@@ -20,6 +20,7 @@ from lanewise._core.dual import DualTensor
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.parting.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.parting.lane_level import LaneLevel
+from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane, detached, escaped, own_node, recorded, sync, tracked
 from lanewise._core.python.arrays import hand_out
 from lanewise._core.python.plain_data import set_data
@@ -358,6 +359,7 @@ def agreed(wrapper: Any) -> Tensor | None:
     answering = standing(wrapper)
     if answering is not None:
         return answering
+    note_question(wrapper.level)
     level = innermost(wrapper.level)
     if can_settle(level):
         return settle(level, level.here(wrapper) if isinstance(level, LaneLevel) else wrapper)
@@ -415,6 +417,7 @@ def text_of_one(wrapper: Any, spec: str | None) -> str:
 
 def _number_text(level: Any, value: Any, spec: str) -> str:
     """The text of a number: lanes in which it is the same go on together."""
+    note_question(value.level)
     numbers = rows_of(level, value)
     places: dict[str, int] = {}
     with on_plane(None):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.parting.joins import part_by
-from lanewise._core.parting.unasked import answer
+from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import aligner, lane_rule, refuse
 from lanewise._rules.batch.operands import at_least_1d, common_shape
@@ -26,6 +26,7 @@ def local_scalar_dense(level, x):
     """The one number of all lanes, or an error; zero or one where there are no lanes."""
     if not level.mapped(x):
         return level.physical(x).item()
+    note_question(level)
     if not level.size:
         return torch.full((), answer(level), dtype=x.dtype).item()
     numbers = x.value.flatten()
@@ -46,6 +47,7 @@ def local_scalar_dense(level, x):
 
 def agreed(level: BatchLevel, verdicts: Tensor, name: str) -> bool:
     """verdicts [B] -> the one verdict of all lanes, or an error; either where there are no lanes."""
+    note_question(level)
     if not level.size:
         return answer(level)
     if torch.equal(verdicts, torch.ones_like(verdicts)):
@@ -100,6 +102,7 @@ def differing_shapes(what: str, counts: str, instead: str) -> LaneValueError:
 
 def common_count(level: BatchLevel, counts: Tensor, total: int, what: str) -> int:
     """counts [B] with their sum -> the one count of all lanes, or an error."""
+    note_question(level)
     count = total // max(level.size, 1)
     if count * level.size != total or not torch.equal(counts, torch.full_like(counts, count)):
         part_by(level, counts)
@@ -151,6 +154,7 @@ def masked_select(level, x, mask):
 
 def common_number(level: BatchLevel, numbers: Tensor, what: str) -> int:
     """numbers [B] -> the one number of all lanes, or an error."""
+    note_question(level)
     if not level.size:
         return 0
     first = numbers.select(0, 0)
@@ -168,6 +172,7 @@ def bincount(level, x, weights=None, minlength=0):
     """x [B, n], weights [B, n] -> how often each whole number occurs [B, m], the same m in all lanes"""
     if x.dim() != 1 or x.dtype not in _WHOLE or (weights is not None and weights.shape != x.shape):
         raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {list(x.shape)} {x.dtype}")
+    note_question(level)  # without lanes or numbers, too, where nothing has to be agreed on
     values = level.expanded(x).long()
     floor = minlength
     if x.numel() and level.size:
@@ -192,6 +197,7 @@ def repeat_interleave(level, repeats, *, output_size=None):
         raise TransformError(at_user_line("repeats can not be negative"))
     ends = repeats.value.cumsum(1)
     if output_size is None:
+        note_question(level)
         output_size = common_number(level, ends[:, -1], "torch.repeat_interleave") if repeats.numel() else 0
     places = torch.arange(output_size, device=repeats.device).expand(level.size, output_size)
     return torch.searchsorted(ends, places.contiguous(), right=True).to(repeats.dtype)

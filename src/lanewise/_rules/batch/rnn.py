@@ -8,6 +8,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import part_by
+from lanewise._core.parting.unasked import note_question
 from lanewise._rules.batch.datadependent import differing_shapes
 from lanewise._rules.batch.families import decompose, lane_rule
 from lanewise._rules.batch.tracking import is_tracked
@@ -178,6 +179,7 @@ def _packed_places(level: BatchLevel, times: int, rows: int, lengths, batch_firs
 
 def _agreed_lengths(level: BatchLevel, lengths: BatchTensor) -> Tensor:
     """lengths [B, N] -> [N], the same in all lanes"""
+    note_question(level)
     first = lengths.value.select(0, 0)
     if not torch.equal(lengths.value, first.expand(lengths.value.shape)):
         part_by(level, lengths.value)
