@@ -594,3 +594,106 @@ def test_numbers_that_a_vmap_inside_returns_have_its_lanes(other, where, ran):
         found = over(numbers(), ys) if over else vmap(lambda k: vmap(lambda y: f(k, y))(ys))(numbers())
         assert torch.equal(found, want)
     assert 40 not in ran
+
+
+def test_a_model_that_trains_after_it_was_evaluated(monkeypatch):
+    model = nn.BatchNorm1d(3).double().eval()
+
+    def f(x):
+        s = x.sum()
+        for _ in range(int(s.abs() * 3)):
+            s = s * 0.9
+        return model(x[None] * torch.arange(4.0, dtype=torch.float64)[:, None]).sum() + s
+
+    xs = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    vmap(f)(xs[:5])
+    model.train()
+    monkeypatch.setattr(pacing, "FREE", 1e-6)  # a loop would be left after some examples
+    vmap(f)(xs)
+    found = model.num_batches_tracked.item(), model.running_mean.clone()
+    model.reset_running_stats()
+    for x in xs:
+        f(x)
+    assert found[0] == model.num_batches_tracked == 60
+    torch.testing.assert_close(found[1], model.running_mean)
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "instance_norm"])
+def test_running_statistics_of_functions(norm, monkeypatch):
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+    def f(x):
+        s = x.sum()
+        for _ in range(int(s.abs() * 3)):
+            s = s * 0.9
+        images = x[None, :, None] * torch.arange(4.0, dtype=torch.float64)
+        if norm == "batch_norm":
+            return torch.nn.functional.batch_norm(images, mean, var, training=True).sum() + s
+        return torch.nn.functional.instance_norm(images, mean, var).sum() + s
+
+    xs = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(pacing, "FREE", 1e-6)
+    for _ in range(3):
+        mean.zero_(), var.fill_(1.0)
+        vmap(f)(xs)
+        found = mean.clone()
+        mean.zero_(), var.fill_(1.0)
+        for x in xs:
+            f(x)
+        torch.testing.assert_close(found, mean)
+
+
+def test_attributes_set_past_a_class(monkeypatch):
+    class Frozen:
+        pass
+
+    count = Frozen()
+    object.__setattr__(count, "n", 0)
+
+    def f(x):
+        object.__setattr__(count, "n", count.n + 1)
+        result = x * int(x[0] * 3) * count.n
+        object.__setattr__(count, "n", count.n - 1)
+        return result
+
+    xs = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(pacing, "FREE", 1e-6)
+    for _ in range(4):
+        vmap(f)(xs[:5])
+        assert torch.equal(vmap(f)(xs), torch.stack([f(x) for x in xs])) and count.n == 0
+
+
+def test_a_loop_that_has_written_to_a_tensor_from_outside_goes_on_to_its_end(monkeypatch):
+    total = torch.zeros(3)
+
+    def shared():
+        return total
+
+    def f(x):
+        row = shared()
+        if x.sum() > 0:
+            return x * int(x[0])
+        row += x  # which the code does not tell from a number
+        return x
+
+    xs = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(pacing, "FREE", 1e-6)
+    vmap(f)(xs)
+    found = total.clone()
+    total.zero_()
+    for x in xs:
+        f(x)
+    torch.testing.assert_close(found, total)
+
+
+def test_what_is_written_by_out_is_no_loops_business(ran):
+    total = torch.zeros(3)
+
+    def f(x):
+        if x.sum() > 0:
+            torch.mul(x, 2, out=total)
+        return x * 2
+
+    with pytest.raises(errors.CapturedWriteError):
+        vmap(f)(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
+    assert not total.any()

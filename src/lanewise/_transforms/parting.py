@@ -96,7 +96,8 @@ def _with_scope(code: Any, things: list, seen: set[int]) -> Any:
 
 def _code_in(thing: Any, seen: set[int]) -> Any:
     if type(thing) not in _FUNCTIONS:
-        return type(thing) if isinstance(thing, torch.nn.Module) else None
+        # (Not `isinstance`: that asks a proxy, perhaps one with nothing behind it.)
+        return type(thing) if issubclass(type(thing), torch.nn.Module) else None
     own = id(getattr(thing, "__func__", thing))
     if own in seen or len(seen) >= _MOST:
         return getattr(thing, "__code__", None)

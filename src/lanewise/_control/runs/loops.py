@@ -20,7 +20,7 @@ from lanewise._control.runs.pacing import Pace
 from lanewise._control.runs.split import run_apart
 from lanewise._control.runs.telling import warn_loop
 from lanewise._control.runs.watches import Budget
-from lanewise._core.again.traces import leaves_traces
+from lanewise._core.again.traces import without_traces
 from lanewise._core.batch import BatchLevel
 from lanewise._core.draws.random import Generators, drawn_without_leave
 from lanewise._core.level import live_levels
@@ -67,11 +67,12 @@ def run_looped(
         or not may_be_alone(code, call.func)
         or _same_ways()
         or any(leaf.is_inference() for leaf in tensors)
-        or leaves_traces(call.func, leaves)
+        or (outside := without_traces(call.func, leaves)) is None
     ):
         ways.together.add(digits)
         return None
     pace = ways.paces.setdefault((digits, depth), Pace())
+    tensors += [tensor for tensor in outside if not tensor.is_inference()]
     loop = _Loop(call, leaves, dims, spec, place, tensors)
     if pace.runs_alone():
         loop.go_on(_longer_than(_LONGER * max(pace.each * loop.count, pacing.FREE)))
@@ -193,7 +194,7 @@ class _Loop:
         return (seconds - longest) / (done - count)
 
     def written(self) -> bool:
-        """Whether an argument has been written to: what is done stays done."""
+        """Whether an argument, or a tensor from outside, has been written to: what is done stays done."""
         return self.versions != [tensor._version for tensor in self.tensors]
 
     def go_on(self, enough: Callable[[int, float], bool]) -> None:

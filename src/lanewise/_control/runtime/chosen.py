@@ -26,7 +26,7 @@ class _Absent:
 ABSENT: Any = _Absent()
 
 
-def of_chosen(func: Any, listed: bool, entries: Iterator, *args: Any, **kwargs: Any) -> Any:
+def of_chosen(func: Any, listed: bool, entries: Iterator, /, *args: Any, **kwargs: Any) -> Any:
     """`func(entries, *args)`, some of which are left out in some lanes.
 
     `listed`: it is called with a list of them, else with a generator.
@@ -112,7 +112,7 @@ def _is_scalar(entry: Any) -> bool:
 def _for_each_lane(function: Callable) -> Callable:
     """A function of a list of numbers, called with those that a lane has taken; None where they are no numbers."""
 
-    def whole(entries: list, *args: Any, **kwargs: Any) -> Any:
+    def whole(entries: list, /, *args: Any, **kwargs: Any) -> Any:
         kinds = _kinds(entries)
         if len(kinds) != 1 or None in kinds:
             return None
@@ -120,7 +120,7 @@ def _for_each_lane(function: Callable) -> Callable:
         flags = [_is_taken(entry) for entry in entries]
         values = [_with(entry, 0) for entry in entries]
 
-        def call(flags: list, values: list, *args: Any, **kwargs: Any) -> Any:
+        def call(flags: list, values: list, /, *args: Any, **kwargs: Any) -> Any:
             return function([value for taken, value in zip(flags, values) if taken], *args, **kwargs)
 
         found = results(call, [flags, values, *args], kwargs)

@@ -35,7 +35,7 @@ _COMPENSATED = sys.version_info >= (3, 12)
 _LISTS = (list, tuple)
 
 
-def in_each_lane(function: Callable, *given: Any, **named: Any) -> Any:
+def in_each_lane(function: Callable, /, *given: Any, **named: Any) -> Any:
     """A function of numbers and of lists of numbers, called for each lane.
 
     Where it takes anything else, or gives anything else, some lanes go on with one.
@@ -198,7 +198,7 @@ def _and_left(function: Callable, entries: list, *args: Any) -> tuple:
 
 def _changing(function: Callable) -> Callable:
     @functools.wraps(function)
-    def stand_in(entries: Any, *args: Any, **kwargs: Any) -> Any:
+    def stand_in(entries: Any, /, *args: Any, **kwargs: Any) -> Any:
         changes(entries)
         if machine.level is None or kwargs:
             return function(entries, *args, **kwargs)
@@ -215,7 +215,7 @@ for _function in (bisect.bisect_left, bisect.bisect_right):
     replaced[_function] = _for_each(_function)
 
 
-def _sort(entries: Any, **kwargs: Any) -> None:
+def _sort(entries: Any, /, **kwargs: Any) -> None:
     entries[:] = sorted_(entries, **kwargs)
 
 

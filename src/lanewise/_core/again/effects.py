@@ -19,12 +19,12 @@ MUTATING = frozenset(
 _CHANGING = MUTATING | frozenset(
     "setattr delattr setitem delitem heappush heappop heapify heapreplace heappushpop insort insort_left insort_right "
     "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
-    "iadd iconcat ior iand isub ixor imul seek truncate".split()
+    "iadd iconcat ior iand isub ixor imul seek truncate __setattr__ __delattr__ __setitem__ __delitem__".split()
 )
 # Names of what shows how often it is called, or leaves gradients.
 _SHOWING = frozenset(
     "print pprint input breakpoint set_trace write writelines warn info warning critical random rand randn randint "
-    "randperm seed manual_seed backward zero_grad step now".split()
+    "randperm seed manual_seed backward zero_grad step now batch_norm instance_norm native_batch_norm".split()
 )
 # Names of what gives the memory of a tensor to code that may write to it unseen, and of what else writes to arrays.
 _MEMORY = frozenset("numpy asarray from_dlpack to_dlpack data_ptr untyped_storage storage".split())
@@ -39,7 +39,7 @@ _SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUP
 _IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
 _CONTEXT = frozenset({"ctx"})
 _BY_NAME = frozenset({"getattr", "methodcaller"})
-_BY_NAME_GIVEN = frozenset({"setattr", "delattr"})
+_BY_NAME_GIVEN = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 
 
 class Effects:
@@ -59,7 +59,7 @@ class Effects:
     __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes", "shows")
 
     def __init__(self, code: types.CodeType, variables: dict) -> None:
-        self.changes = self.writes = False
+        self.changes = False
         self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
         self.shows = not _SHOWING.isdisjoint(code.co_names)
         self.names: set[str] = set()
@@ -77,6 +77,7 @@ class Effects:
             self.names |= {const for const in code.co_consts if type(const) is str and const in variables}
         memory = not _MEMORY.isdisjoint(code.co_names)
         to_array = any(type(const) is tuple and "out" in const for const in code.co_consts)
+        self.writes = to_array  # as the argument of that name, perhaps
         to_array = to_array or not _TO_ARRAYS.isdisjoint(code.co_names)
         to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
         for place, step in enumerate(steps):
