@@ -634,10 +634,12 @@ def test_running_statistics_of_functions(norm, monkeypatch):
     xs = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(pacing, "FREE", 1e-6)
     for _ in range(3):
-        mean.zero_(), var.fill_(1.0)
+        mean.zero_()
+        var.fill_(1.0)
         vmap(f)(xs)
         found = mean.clone()
-        mean.zero_(), var.fill_(1.0)
+        mean.zero_()
+        var.fill_(1.0)
         for x in xs:
             f(x)
         torch.testing.assert_close(found, mean)
