@@ -115,6 +115,27 @@ def test_outputs_that_are_no_tensors(out):
         jvp(lambda x: out, (torch.ones(2),), (torch.ones(2),))
 
 
+@pytest.mark.parametrize("dtype", [D, torch.float32])
+@pytest.mark.parametrize("of_x, of_y", [(0.0, 1.0), (1.0, 1.0), (1.0, None), (None, 1.0), (1.0, -2.0)])
+def test_quotients_are_infinite_where_torchs_are(of_x, of_y, dtype):
+    a = torch.tensor([1.0, -1.0, 0.0, 2.0, 1.0], dtype=D)
+    b = torch.tensor([0.0, 0.0, 0.0, 4.0, -0.0], dtype=dtype)
+    moved = [(x, torch.full_like(x, t)) for x, t in ((a, of_x), (b, of_y)) if t is not None]
+    primals, tangents = tuple(x for x, _ in moved), tuple(t for _, t in moved)
+
+    def quotient(*xs, **options):
+        first, second = xs if len(xs) == 2 else (*xs, b) if of_y is None else (a, *xs)
+        return torch.div(first, second, **options)
+
+    with native.dual_level():
+        want = native.unpack_dual(quotient(*[native.make_dual(x, t) for x, t in moved])).tangent
+    assert_same(jvp(quotient, primals, tangents)[1], want)
+    assert_same(jvp(lambda *xs: quotient(*xs, rounding_mode=None), primals, tangents)[1], want)
+    assert_same(jvp(lambda *xs: quotient(*xs)[0], primals, tangents)[1], want[0])
+    if len(moved) == 2:
+        assert_same(jvp(vmap(quotient), primals, tangents)[1], want)
+
+
 def test_complex():
     x, t = torch.randn(3, dtype=torch.complex128), torch.randn(3, dtype=torch.complex128)
     for f in (

@@ -34,7 +34,6 @@ elementwise(
 elementwise(aten.copysign.Scalar, lambda t, y, a, b: t * (y / a).masked_fill(a == 0, 0))
 elementwise(aten.copysign.Tensor, lambda t, y, a, b: t * (y / a).masked_fill(a == 0, 0))
 # A y that is recorded below must not be saved there: torch itself does not, so functions may write to it.
-elementwise(aten.div.Tensor, lambda t, y, a, b: t / b, lambda t, y, a, b: -t * ((a / b if tracked(y) else y) / b))
 elementwise(aten.fmod.Scalar, lambda t, y, a, c: t)
 elementwise(aten.fmod.Tensor, lambda t, y, a, b: t, lambda t, y, a, b: -t * torch.div(a, b, rounding_mode="trunc"))
 elementwise(aten.hypot.default, lambda t, y, a, b: t * (a / y), lambda t, y, a, b: t * (b / y))
@@ -124,19 +123,31 @@ def mul(level, x, y):
     return out, fitted(tx * py, out, x, tx) + fitted(px * ty, out, y, ty)
 
 
+@jvp_rule(aten.div.Tensor, guarded=False)
+def div(level, x, y):
+    """(t_x - t_y x / y) / y, at y = 0 infinite"""
+    out = level.primal(x) / level.primal(y)
+    return out, _quotients_tangent(level, out, x, y)
+
+
 @jvp_rule(aten.div.Tensor_mode)
 def div_mode(level, x, y, *, rounding_mode=None):
     """As without a mode, or 0 where the quotient is rounded"""
-    px, py = level.primal(x), level.primal(y)
-    out = torch.div(px, py, rounding_mode=rounding_mode)
-    if rounding_mode is not None:
-        return out, None
-    tx, ty = level.tangent(x), level.tangent(y)
-    total = None if tx is None else fitted(tx / py, out, x, tx)
-    if ty is not None:
-        part = fitted(-ty * (out / py), out, y, ty)
-        total = part if total is None else total + part
-    return out, total
+    out = torch.div(level.primal(x), level.primal(y), rounding_mode=rounding_mode)
+    return out, None if rounding_mode is not None else _quotients_tangent(level, out, x, y)
+
+
+def _quotients_tangent(level, out, x, y):
+    tx, px = level.tangent(x), level.primal(x)
+    ty, py = level.tangent(y), level.primal(y)
+    if ty is None:
+        return fitted(tx / py, out, x, tx)
+    slope = ty * (px / py if tracked(out) else out)
+    if tx is None:
+        return fitted(-slope / py, out, y, ty)
+    if tx.dtype is ty.dtype or (tx.dtype is px.dtype and ty.dtype is py.dtype):
+        return fitted((tx - slope) / py, out, x, tx)
+    return fitted(tx / py, out, x, tx) - fitted(slope / py, out, y, ty)
 
 
 @jvp_rule(aten.pow.Tensor_Tensor)
