@@ -67,17 +67,20 @@ def run_looped(
         or not may_be_alone(code, call.func)
         or _same_ways()
         or any(leaf.is_inference() for leaf in tensors)
-        or (outside := without_traces(call.func, leaves)) is None
     ):
         ways.together.add(digits)
         return None
     pace = ways.paces.setdefault((digits, depth), Pace())
-    tensors += [tensor for tensor in outside if not tensor.is_inference()]
     loop = _Loop(call, leaves, dims, spec, place, tensors)
-    if pace.runs_alone():
+    alone = pace.runs_alone()
+    free = 0.0 if alone else pace.free()
+    if (alone or free > 0) and not loop.may_begin():
+        ways.together.add(digits)
+        return None
+    if alone:
         loop.go_on(_longer_than(_LONGER * max(pace.each * loop.count, pacing.FREE)))
         pace.alone = loop.complete
-    elif (free := pace.free()) > 0:
+    elif free > 0:
         loop.go_on(lambda done, each: _too_long(loop.count - done, each, loop.seconds, free))
     if loop.failed:
         return None
@@ -95,7 +98,9 @@ def run_looped(
         found = run_apart(call, leaves, dims, spec, out_dims, randomness, place, budget=budget)
         pace.told = noted(code) or budget.told
         stays = found is not None and pace.note_together(loop.count, budget.seconds())
-        if found is None:
+        if found is None and not (loop.results or loop.may_begin()):
+            found = run_apart(call, leaves, dims, spec, out_dims, randomness, place)
+        elif found is None:
             pace.go_alone()
             loop.go_on(_longer_than(_LONGER * budget.limit))
             if loop.results:
@@ -174,7 +179,7 @@ class _Loop:
         self.place = place
         self.count = place[1]
         self.tensors = tensors
-        self.versions = [tensor._version for tensor in tensors]
+        self.versions: list[int] = []
         self.results: list[Any] = []
         self.failed = False
         self.seconds = self.cold = 0.0
@@ -192,6 +197,15 @@ class _Loop:
         done, seconds = len(self.results) - self.warm, self.seconds - self.cold
         longest, count = self.longest if self.looks >= _LOOKS else (0.0, 0)
         return (seconds - longest) / (done - count)
+
+    def may_begin(self) -> bool:
+        """Whether nothing but the result tells how often the function runs. From then on, writes outside are seen."""
+        outside = without_traces(self.call.func, self.leaves)
+        if outside is None:
+            return False
+        self.tensors += [tensor for tensor in outside if not tensor.is_inference()]
+        self.versions = [tensor._version for tensor in self.tensors]
+        return True
 
     def written(self) -> bool:
         """Whether an argument, or a tensor from outside, has been written to: what is done stays done."""

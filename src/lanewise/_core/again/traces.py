@@ -1,7 +1,6 @@
 """Whether a function leaves traces of how often it runs: what it prints, draws, changes, or has drawn from."""
 
 import random
-import types
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -16,9 +15,7 @@ from lanewise._core.again.outside import Before, Reach, functions_of
 # So many entries of objects are looked at.
 _MOST = 5000
 
-# By function: whether what comes with it may leave traces, and the modules in it, which may do so while they train. By
-# class: whether its methods may.
-_functions: "weakref.WeakKeyDictionary[Any, tuple[bool, list[weakref.ref]]]" = weakref.WeakKeyDictionary()
+# By class: whether its methods may leave traces.
 _classes: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
 
 
@@ -37,29 +34,17 @@ def without_traces(func: Any, args: Iterable[Any]) -> list[Tensor] | None:
         before = Before([reach], args)
         if before.held or before.names or before.tensors:
             return None
-    if args or type(func) is not types.FunctionType:
-        found, modules = _objects_do(reach, args)
-    elif func in _functions:
-        found, modules = _functions[func]
-    else:
-        found, modules = _functions[func] = _objects_do(reach, args)
-    if found or any(_trains(module()) for module in modules):
+    # Each time: what objects hold, and whether a module trains, may be other than before.
+    held = look([*args, *reach.roots()], _MOST)
+    if held is None or any(_does(thing) for thing, _, _ in held):
         return None
     return [thing for thing in reach.things if type(thing) is Tensor]
 
 
-def _objects_do(reach: Reach, args: list[Any]) -> tuple[bool, list[weakref.ref]]:
-    held = look([*args, *reach.roots()], _MOST)
-    if held is None:
-        return True, []
-    things = [thing for thing, _, _ in held]
-    modules = [weakref.ref(thing) for thing in things if isinstance(thing, nn.Module)]
-    return any(_class_does(type(thing)) for thing in things), modules
-
-
-def _trains(module: Any) -> bool:
-    """Whether a module updates its buffers when it is called."""
-    return module is not None and module.training and bool(module._buffers)
+def _does(thing: Any) -> bool:
+    if isinstance(thing, nn.Module) and thing.training and thing._buffers:
+        return True
+    return _class_does(type(thing))
 
 
 def _class_does(kind: type) -> bool:
