@@ -32,6 +32,11 @@ def number_as_tensor(level: BatchLevel, number: Any, where: Callable[[], str]) -
     return level.below(plain.repeat, level.own_size)
 
 
+def same_number(a: Any, b: Any) -> bool:
+    """Whether two of Python's numbers cannot be told apart: zeros of two signs can, and one NaN from another cannot."""
+    return a is b or (type(a) is type(b) and repr(a) == repr(b))
+
+
 def fits(number: int) -> bool:
     """Whether int64 holds a number."""
     return -(2**63) <= number < 2**63

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from lanewise._control.rewriting.number_kinds import is_short
 from lanewise._control.runtime.merging import holds
 from lanewise._core.parting.rows import choose_rows, split_rows
 from lanewise._torch_compat import apply_plainly
@@ -386,7 +385,7 @@ class Masks:
             raise Declined
         if not self._is_number(tensor) or not holds(tensor.dtype, number):
             raise Declined
-        if self._shown > 1 or (self._shown and tensor.dtype is not torch.float64 and not is_short(number)):
+        if self._shown > 1 or (self._shown and tensor.dtype is not torch.float64):
             raise Declined
         return number
 

@@ -127,8 +127,13 @@ def _combined(a: str, op: ast.operator, b: str) -> str:
 
 
 def is_short(value: object) -> bool:
-    """Whether a number has so few digits that no dtype rounds it, nor what is computed from it and another such."""
-    return isinstance(value, (int, float)) and (abs(value) == math.inf or (abs(value) <= 64 and (value * 8) % 1 == 0))
+    """Whether a number has so few digits that no dtype rounds it, nor a few sums of such numbers."""
+    return isinstance(value, (int, float)) and (abs(value) == math.inf or (abs(value) <= 8 and (value * 4) % 1 == 0))
+
+
+def is_power_of_two(value: object) -> bool:
+    """Whether such a number changes no digits of what it is multiplied with."""
+    return is_short(value) and abs(value) in (0.25, 0.5, 1, 2, 4, 8)  # type: ignore[arg-type]
 
 
 def short_names(body: list[ast.stmt], kinds: dict[str, set[str]]) -> set[str]:

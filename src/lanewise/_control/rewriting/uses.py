@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lanewise._control.rewriting.number_kinds import ANY, is_short, number_kinds
+from lanewise._control.rewriting.number_kinds import ANY, is_power_of_two, is_short, number_kinds
 from lanewise._core.again.effects import MUTATING
 
 _KEEPING = frozenset({"abs", "max", "min"})
@@ -154,6 +154,8 @@ class Uses(ast.NodeVisitor):
             return use._replace(digits=True) if free else _TELLS
         if not isinstance(op, _EXACT) or not self.is_short(other):
             return _TELLS
+        if isinstance(op, ast.Mult) and self.short is not None and not is_power_of_two(getattr(other, "value", None)):
+            return _TELLS  # a product has the digits of both
         return use._replace(digits=True)
 
     def is_short(self, node: ast.expr) -> bool:

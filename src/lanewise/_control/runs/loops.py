@@ -83,6 +83,7 @@ def run_looped(
     elif free > 0:
         loop.go_on(lambda done, each: _too_long(loop.count - done, each, loop.seconds, free))
     if loop.failed:
+        pace.known = True  # what a loop comes to is known
         return None
     if loop.results:
         loop.note(pace)
@@ -151,10 +152,6 @@ def _depth(func: Any) -> int:
     return depth
 
 
-class _NumberInside(BaseException):
-    """A `vmap` inside has returned a Python number: see `keep_together`."""
-
-
 class _Loop:
     """The examples one by one, as far as that has come.
 
@@ -162,6 +159,7 @@ class _Loop:
         count: How many there are.
         results: Those of the first of them.
         failed: Whether one has raised, or drawn random numbers: all run together, which says more of that.
+        inside: Whether a `vmap` inside has returned a Python number: all run together then (`keep_together`).
         seconds: How long they took.
         warm: From which one on they tell how long an example takes.
         cold: How long those before took.
@@ -181,7 +179,7 @@ class _Loop:
         self.tensors = tensors
         self.versions: list[int] = []
         self.results: list[Any] = []
-        self.failed = False
+        self.failed = self.inside = False
         self.seconds = self.cold = 0.0
         self.warm = self.looks = 0
         self.longest = 0.0, 0
@@ -223,11 +221,11 @@ class _Loop:
                     name_lanes(error, [self.place[0] + len(self.results)])
                 raise
             self._fail()
-        except _NumberInside:
-            keep_together(code_of(self.call.func), self.call.func)
-            self._fail()
         finally:
             machine.alone = around
+        if self.inside and not self.written():
+            keep_together(code_of(self.call.func), self.call.func)
+            self._fail()
         if not before.equals(Generators()):
             if self.written():
                 raise drawn_without_leave("in a lane that ran by itself")
@@ -235,8 +233,7 @@ class _Loop:
             self._fail()
 
     def _number_inside(self) -> None:
-        if not self.written():
-            raise _NumberInside
+        self.inside = True
 
     def _fail(self) -> None:
         self.failed = True
@@ -253,6 +250,8 @@ class _Loop:
             for args, kwargs in self._examples(done, until):
                 results.append(func(*args, **kwargs))
                 done += 1
+                if self.inside and not self.written():
+                    return
                 if done == until or done % _STRIDE == 0:
                     before, self.seconds = self.seconds, time.thread_time() - begun
                     self.looks += 1

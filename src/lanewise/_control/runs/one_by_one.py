@@ -17,7 +17,7 @@ from lanewise._core.parting.lanes import Lanes, Restart, Stretch, child, machine
 from lanewise._core.parting.unasked import note_question
 from lanewise._core.recording.leaf_gradients import shared_gradients, show_gradients
 from lanewise._core.trees import LEAF, Spec, flatten, unflatten
-from lanewise._transforms.numbers import fits
+from lanewise._transforms.numbers import fits, same_number
 
 # By code of a function: of so many lanes each took a way of its own, and what is told of that.
 _each_its_own: dict[Any, tuple[int, Told]] = {}
@@ -212,7 +212,7 @@ def _together(column: Sequence[Any], others: bool) -> tuple[Any, bool] | None:
     if all(part is first for part in column):
         return first, False
     if kind in _NUMBERS:
-        if all(part == first or (part != part and first != first) for part in column):
+        if all(same_number(part, first) for part in column):
             return first, False
         if kind is int and not all(map(fits, column)):
             return None

@@ -14,7 +14,7 @@ from lanewise._core.parting.joins import component, merge_tensors, on_home, rows
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Lanes, Target, Unmergeable
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
-from lanewise._transforms.numbers import NUMBERS, fits, too_large
+from lanewise._transforms.numbers import NUMBERS, fits, same_number, too_large
 from lanewise._transforms.ragged import LIST, Apart, Ragged, is_ragged, put_in_order, taken_apart
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
@@ -120,17 +120,13 @@ def _one_of_all(level: LaneLevel, number: LaneNumber) -> Any:
     if not each:
         return number.kind(0)
     firsts = numbers[::each]
-    if not all(_alike(entry, firsts[place // each]) for place, entry in enumerate(numbers)):
+    if not all(same_number(entry, firsts[place // each]) for place, entry in enumerate(numbers)):
         return as_tensor(number)
-    if outer is None or all(_alike(first, firsts[0]) for first in firsts):
+    if outer is None or all(same_number(first, firsts[0]) for first in firsts):
         return firsts[0] if firsts else number.kind(0)
     with on_plane(None):
         plain = torch.tensor(firsts, dtype=DTYPES[number.kind])
     return LaneNumber(number.kind, outer.wrap(plain))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    return a == b or (a != a and b != b)
 
 
 def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any]) -> Any:
@@ -154,7 +150,7 @@ def _leaf(level: LaneLevel, target: Target, pieces: list[Lanes], parts: list[Any
     if all(part is first for part in parts):
         return first
     if all(isinstance(part, _NUMBERS) for part in parts):
-        if type(first) is not LaneNumber and all(type(part) is type(first) and part == first for part in parts):
+        if type(first) is not LaneNumber and all(same_number(part, first) for part in parts):
             return first
         kinds = {part.kind if type(part) is LaneNumber else type(part) for part in parts}
         if not kinds <= set(RANK):

@@ -150,12 +150,6 @@ def _one_integer(value: Any) -> Any:
     return one_number(value) if kind_of(value) is int or type(value) is tuple else value
 
 
-def _cached(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
-    """A function with a cache, which keeps its arguments as keys."""
-    new_args = [one_number(arg) for arg in args]
-    return func(*new_args, **{name: one_number(arg) for name, arg in kwargs.items()})
-
-
 def _function(func: types.FunctionType) -> Any:
     code = func.__code__
     way = _ways.get(code)
@@ -234,7 +228,7 @@ def _method(func: types.MethodType) -> Any:
     if stand_in is not None:
         return functools.partial(stand_in, owner)
     if type(inner) is not types.FunctionType:
-        return functools.partial(call_apart, _cached, func) if type(inner) is _CACHED else func
+        return functools.partial(call_apart, _with_numbers_resolved, func) if type(inner) is _CACHED else func
     new = _function(inner)
     if is_library(inner) and narrowed():
         bound = types.MethodType(new, owner) if type(new) is types.FunctionType else functools.partial(new, owner)
@@ -247,7 +241,7 @@ def _method(func: types.MethodType) -> Any:
 def _object(func: Any) -> Any:
     """A module, a partial, or another object that can be called."""
     if type(func) is _CACHED:
-        return functools.partial(call_apart, _cached, func)
+        return functools.partial(call_apart, _with_numbers_resolved, func)
     if isinstance(func, nn.Module):
         return _module(func)
     if isinstance(func, functools.partial):

@@ -152,12 +152,19 @@ def _equal(entry: Any, value: Any) -> Any:
     return True if entry is value else as_number(entry == value)
 
 
+def _plainly(entries: list, value: Any) -> bool:
+    """Whether nothing in a list, nor what is looked for there, has lanes."""
+    return not with_lanes(value) and not any(map(with_lanes, entries))
+
+
 def _count(entries: Any, value: Any) -> Any:
+    if _plainly(entries, value):
+        return entries.count(value)
     return sum([_equal(entry, value) for entry in entries])
 
 
 def _index(entries: Any, value: Any, *bounds: Any) -> Any:
-    if bounds or not all(map(_is_plain, entries)) or not _is_plain(value):
+    if bounds or _plainly(entries, value) or not all(map(_is_plain, entries)) or not _is_plain(value):
         return entries.index(one_number(value), *bounds)
     # (The same object is in its place even if it is NaN, which equals nothing.)
     own = [entry is value for entry in entries]
