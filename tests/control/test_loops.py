@@ -1,6 +1,10 @@
 """Functions whose lanes part are tried in a loop over the examples first, which stays where it is quicker."""
 
+import collections
+import contextlib
+import functools
 import heapq
+import operator
 import re
 import time
 import warnings
@@ -699,3 +703,107 @@ def test_what_is_written_by_out_is_no_loops_business(ran):
     with pytest.raises(errors.CapturedWriteError):
         vmap(f)(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
     assert not total.any()
+
+
+def test_what_a_vmap_inside_returns_is_no_exception_of_the_users(ran):
+    def f(x):
+        try:
+            number = vmap(lambda a: 3)(torch.ones(2))
+        except:  # noqa: E722
+            number = 7
+        return x * number if x > 0 else -x * number
+
+    for _ in range(3):
+        assert torch.equal(vmap(f)(numbers() - 20.5), as_loop(f, numbers() - 20.5))
+    assert ran[0] == "failed" and 40 not in ran
+
+
+def shrunk(x):
+    s = x.sum()
+    for _ in range(int(s.abs() * 3)):
+        s = s * 0.9
+    return s
+
+
+SEEN, MEMORY = [], torch.zeros(1)
+APPEND = SEEN.append
+COUNTED = collections.defaultdict(int)
+HOOKED = nn.Identity()
+HOOKED.register_forward_hook(lambda *args: SEEN.append(1))
+
+
+@contextlib.contextmanager
+def counting():
+    SEEN.append(1)
+    yield
+
+
+def counted(func):
+    @functools.wraps(func)
+    def wrapper(x):
+        SEEN.append(1)
+        return func(x)
+
+    return wrapper
+
+
+def in_context(x):
+    with counting():
+        return shrunk(x)
+
+
+def by_name_of_a_method(x):
+    APPEND(1)
+    return shrunk(x)
+
+
+def by_operator(x):
+    operator.iadd(MEMORY, 1)
+    return shrunk(x)
+
+
+def by_name(x):
+    MEMORY.add_(1)
+    return shrunk(x)
+
+
+def by_a_look(x):
+    return shrunk(x) + COUNTED[len(COUNTED)]
+
+
+def by_a_hook(x):
+    return shrunk(HOOKED(x))
+
+
+TRACES = [counted(lambda x: shrunk(x)), in_context, by_name_of_a_method, by_operator, by_name, by_a_look, by_a_hook]
+
+
+@pytest.mark.parametrize("func", TRACES, ids=lambda func: func.__name__)
+def test_no_loop_is_left_whose_examples_have_left_something(func, ran, monkeypatch):
+    """The function runs as often as without loops, whatever time they take."""
+    xs = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+
+    def effects():
+        SEEN.clear()
+        MEMORY.zero_()
+        COUNTED.clear()
+        vmap(func)(xs)
+        return len(SEEN), MEMORY.item(), len(COUNTED)
+
+    effects()
+    monkeypatch.setattr(pacing, "FREE", 0.0)
+    want = effects()
+    for free in (1e-6, 3e-3):
+        monkeypatch.setattr(pacing, "FREE", free)
+        for _ in range(3):
+            assert effects() == want
+    assert not [each for each in ran if each not in ("apart", "masked")]
+
+
+def test_numbers_that_are_equal_and_yet_two(ran):
+    xs = numbers() - 20.5
+    found = vmap(lambda x: 0.0 if x > 0 else -0.0)(xs)
+    assert torch.equal(found.signbit(), xs < 0) and not found.any()
+    found = vmap(lambda x: complex(float("nan"), float(x)))(xs)
+    assert torch.equal(found.imag, xs)
+    assert ran

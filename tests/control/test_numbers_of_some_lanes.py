@@ -414,3 +414,47 @@ def test_several_results_of_masks_as_a_list():
     xs = torch.tensor(CS)
     for _ in range(2):
         assert vmap(f, out_dims="list")(xs) == [f(x) for x in xs]
+
+
+def _fourth_power(x):
+    v = 63.875
+    if x > 0:
+        v = x
+    w = v * v
+    w = w * w
+    return (w - 16646526.0) + x
+
+
+def _grown(x):
+    n = 7.0
+    if x > 0:
+        n = x
+    for _ in range(12):
+        n = n * 7.0
+    if n > 96889010406.5:
+        return x + 1
+    return x - 1
+
+
+def _square(x):
+    v = 8.125
+    if x > 0:
+        v = x
+    return (v * v - 64.0) + x
+
+
+def _product_of_four(x):
+    v = 7.0
+    if x > 0:
+        v = x
+    return (v * v * v * v - 2400.0) + x
+
+
+@pytest.mark.parametrize("f", [_fourth_power, _grown, _square, _product_of_four])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("times", [1, 100])
+def test_digits_of_products_of_few_digits(f, dtype, times):
+    xs = torch.tensor([-1.626, -0.126, 0.5, 0.25, -0.11], dtype=torch.float64).to(dtype)
+    want = torch.stack([torch.as_tensor(f(x)) for x in xs]).repeat(times)
+    for _ in range(3):
+        assert torch.equal(vmap(f)(xs.repeat(times)), want)

@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import threading
 import time
 import types
 from typing import Any
@@ -25,17 +26,22 @@ _converted: dict[types.CodeType, types.CodeType | Unsupported] = {}
 
 
 class _Runtime:
-    """What converted code calls: the module flow.py, once that has been imported, and a closure that holds it.
-
-    `seconds`: how long threads have worked to convert code.
-    """
+    """What converted code calls: the module flow.py, once that has been imported, and a closure that holds it."""
 
     module: Any = None
     cells: Any = None
-    seconds = 0.0
 
 
 runtime = _Runtime()
+
+
+class _Converting(threading.local):
+    """How long this thread has worked to convert code."""
+
+    seconds = 0.0
+
+
+converting = _Converting()
 
 
 def converted_code(func: types.FunctionType) -> types.CodeType | Unsupported:
@@ -48,7 +54,7 @@ def converted_code(func: types.FunctionType) -> types.CodeType | Unsupported:
             found = _convert(func)
         except Unsupported as reason:
             found = reason
-        runtime.seconds += time.thread_time() - begun
+        converting.seconds += time.thread_time() - begun
         _converted[code] = found
         if isinstance(found, types.CodeType):
             _converted[found] = found

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from lanewise._control.rewriting.compiling import runtime
+from lanewise._control.rewriting.compiling import converting
 from lanewise._control.runs.telling import Told, told_of_many
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Restart, machine
@@ -73,7 +73,7 @@ class Budget:
         self.told = told
         self.level: Any = None
         self.begun = time.thread_time()
-        self.converting = runtime.seconds
+        self.converting = converting.seconds
         self.looked = self.longest = 0.0
 
     def of(self, level: LaneLevel) -> "Budget":
@@ -90,7 +90,7 @@ class Budget:
 
     def seconds(self) -> float:
         """How long the thread has worked, but for what it does once: to convert code."""
-        return time.thread_time() - self.begun - (runtime.seconds - self.converting)
+        return time.thread_time() - self.begun - (converting.seconds - self.converting)
 
     def look(self) -> None:
         """Lanes have parted some more times."""

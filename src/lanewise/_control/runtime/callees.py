@@ -24,7 +24,7 @@ from lanewise._control.runtime.iterators import iterator_shared, reach_iterators
 from lanewise._control.runtime.merging import join
 from lanewise._control.runtime.numbers import kind_of, one_number, one_truth
 from lanewise._control.runtime.tensor_calls import TAKE_LISTS, call_with_numbers
-from lanewise._core.again.effects import MUTATING
+from lanewise._core.again.effects import CACHED, MUTATING
 from lanewise._core.again.libraries import is_library
 from lanewise._core.parting.lanes import Lanes, Restart, Target, machine
 from lanewise._core.short.direct import METHODS
@@ -67,7 +67,6 @@ _LAYERS = "torch.nn.modules."
 _SEEDED = "numpy.random"
 _TAKE_ONE = frozenset({collections.deque, itertools.permutations})
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
-_CACHED = type(functools.lru_cache(len))
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 
 
@@ -228,7 +227,7 @@ def _method(func: types.MethodType) -> Any:
     if stand_in is not None:
         return functools.partial(stand_in, owner)
     if type(inner) is not types.FunctionType:
-        return functools.partial(call_apart, _with_numbers_resolved, func) if type(inner) is _CACHED else func
+        return functools.partial(call_apart, _with_numbers_resolved, func) if type(inner) is CACHED else func
     new = _function(inner)
     if is_library(inner) and narrowed():
         bound = types.MethodType(new, owner) if type(new) is types.FunctionType else functools.partial(new, owner)
@@ -240,7 +239,7 @@ def _method(func: types.MethodType) -> Any:
 
 def _object(func: Any) -> Any:
     """A module, a partial, or another object that can be called."""
-    if type(func) is _CACHED:
+    if type(func) is CACHED:
         return functools.partial(call_apart, _with_numbers_resolved, func)
     if isinstance(func, nn.Module):
         return _module(func)

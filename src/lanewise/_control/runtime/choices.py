@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.rewriting.expressions import KINDS, NUMBERS, RETURNED
 from lanewise._control.runtime import replacements
 from lanewise._control.runtime.iterators import refuse_iterators
-from lanewise._control.runtime.merging import BY_VALUE, KINDS, NUMBERS, RETURNED, UNBOUND, Mixed, number_kind
+from lanewise._control.runtime.merging import BY_VALUE, UNBOUND, Mixed, number_kind
 from lanewise._control.runtime.merging import join as join_values
 from lanewise._control.runtime.numbers import LaneNumber, number_of
 from lanewise._core.level import on_plane

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lanewise._control.rewriting import compiling
+from lanewise._control.rewriting.expressions import KINDS, NUMBERS
 from lanewise._control.runtime.callees import fn
 from lanewise._control.runtime.changes import changes, changes_outside, made
 from lanewise._control.runtime.choices import (
@@ -33,7 +34,7 @@ from lanewise._control.runtime.choices import (
 from lanewise._control.runtime.chosen import ABSENT, for_any, of_chosen
 from lanewise._control.runtime.fusion import fused
 from lanewise._control.runtime.iterators import hold_iterators, iterator_shared, refuse_iterators
-from lanewise._control.runtime.merging import KINDS, NUMBERS, UNBOUND, Mixed, may_see, merge, mixed
+from lanewise._control.runtime.merging import UNBOUND, Mixed, may_see, merge, mixed
 from lanewise._control.runtime.merging import join as join_values
 from lanewise._control.runtime.numbers import one_number as key
 from lanewise._control.runtime.ranges import LaneRange, Sides

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.rewriting.expressions import NUMBERS
 from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of, largest
 from lanewise._core.level import on_plane
 from lanewise._core.parting.aliases import aliases_of
@@ -28,11 +29,6 @@ UNBOUND: Any = _Unbound()
 
 # Types whose equal values cannot be told apart.
 BY_VALUE = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
-
-
-# What may stay a Mixed where lanes come together: what no value can hold, or also a number where others have a tensor.
-# `RETURNED`: as the call keeps it that a function returns to.
-KINDS, NUMBERS, RETURNED = 1, 2, 3
 
 
 class Mixed:

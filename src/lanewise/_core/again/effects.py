@@ -2,6 +2,7 @@
 
 import builtins
 import dis
+import functools
 import inspect
 import types
 from collections.abc import Set
@@ -21,10 +22,12 @@ _CHANGING = MUTATING | frozenset(
     "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
     "iadd iconcat ior iand isub ixor imul seek truncate __setattr__ __delattr__ __setitem__ __delitem__".split()
 )
+# Those among them that write to tensors.
+_WRITING = frozenset("setitem iadd ior iand isub ixor imul".split())
 # Names of what shows how often it is called, or leaves gradients.
 _SHOWING = frozenset(
     "print pprint input breakpoint set_trace write writelines warn info warning critical random rand randn randint "
-    "randperm seed manual_seed backward zero_grad step now batch_norm instance_norm native_batch_norm".split()
+    "randperm seed manual_seed backward zero_grad step now batch_norm instance_norm native_batch_norm exec eval".split()
 )
 # Names of what gives the memory of a tensor to code that may write to it unseen, and of what else writes to arrays.
 _MEMORY = frozenset("numpy asarray from_dlpack to_dlpack data_ptr untyped_storage storage".split())
@@ -60,6 +63,7 @@ class Effects:
 
     def __init__(self, code: types.CodeType, variables: dict) -> None:
         self.changes = False
+        self.writes = not _WRITING.isdisjoint(code.co_names)
         self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
         self.shows = not _SHOWING.isdisjoint(code.co_names)
         self.names: set[str] = set()
@@ -72,12 +76,14 @@ class Effects:
         own = _only(steps, _MADE).keys() - given
         results = _only(steps, _MADE | _CALLS)
         if not _BY_NAME.isdisjoint(code.co_names):
-            self.changes = any(type(const) is str and const in _CHANGING for const in code.co_consts)
+            texts = [const for const in code.co_consts if type(const) is str]
+            self.changes = not _CHANGING.isdisjoint(texts)
+            self.writes = self.writes or any(text[-1:] == "_" and text[:2] != "__" for text in texts)
         if "globals" in code.co_names:
             self.names |= {const for const in code.co_consts if type(const) is str and const in variables}
         memory = not _MEMORY.isdisjoint(code.co_names)
         to_array = any(type(const) is tuple and "out" in const for const in code.co_consts)
-        self.writes = to_array  # as the argument of that name, perhaps
+        self.writes = self.writes or to_array  # as the argument of that name, perhaps
         to_array = to_array or not _TO_ARRAYS.isdisjoint(code.co_names)
         to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
         for place, step in enumerate(steps):
@@ -182,16 +188,29 @@ def _stores(step: _Step | None) -> bool:
     return step is not None and step.opname == "STORE_FAST"
 
 
+# What `functools.lru_cache` makes of a function.
+CACHED = type(functools.lru_cache(abs))
+
+
+def is_bound(value: Any) -> bool:
+    """Whether it is a method of an object that a builtin function stands for, such as `[].append`."""
+    if type(value) is not types.BuiltinFunctionType:
+        return False
+    owner = value.__self__
+    return owner is not None and not isinstance(owner, (types.ModuleType, type))
+
+
 def of_no_account(value: Any) -> bool:
     """Whether a global is part of a library."""
     kind = type(value)
     if kind is types.FunctionType:
-        return is_library(value)
+        # (A wrapper of a library's, such as that of `contextmanager`, may be of a function that is none.)
+        return is_library(value) and not hasattr(value, "__wrapped__")
     if issubclass(kind, types.ModuleType):
         return of_library(value.__name__)
     if issubclass(kind, type):
         return of_library(value.__module__)
-    return kind is types.BuiltinFunctionType
+    return kind is types.BuiltinFunctionType and not is_bound(value)
 
 
 # By code: what it does. (What it names may have become something else since, but for functions of libraries.)

@@ -7,15 +7,17 @@ reach looked at before each call: its arguments, what it has captured, and the g
 import collections
 import functools
 import os
+import threading
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lanewise._core.again.effects import Effects, effects_of, known, of_no_account
+from lanewise._core.again.effects import CACHED, MUTATING, Effects, effects_of, is_bound, known, of_no_account
 from lanewise._core.again.holdings import Held, attributes_of, look, put_back
 from lanewise._core.again.libraries import is_library, of_library
 
@@ -69,12 +71,16 @@ class Reach:
     def _follow(self, thing: Any) -> None:
         kind = type(thing)
         if kind is types.FunctionType:
-            while hasattr(thing, "__wrapped__"):
-                thing = thing.__wrapped__
-            if type(thing) is not types.FunctionType:
-                self._pending.append(thing)
-            elif thing not in self.functions and not is_library(thing):
+            if hasattr(thing, "__wrapped__"):
+                self._pending.append(thing.__wrapped__)
+            if thing not in self.functions and not is_library(thing):
                 self._read(thing)
+        elif kind is CACHED:
+            self._pending.append(thing.__wrapped__)
+        elif kind is types.BuiltinFunctionType:
+            if is_bound(thing):
+                self.things.append(thing.__self__)
+                self.changes = self.changes or thing.__name__ in MUTATING
         elif kind is types.MethodType:
             self._pending += [thing.__self__, thing.__func__]
         elif kind is functools.partial:
@@ -155,11 +161,11 @@ def _found_below(pending: list[Any], most: int) -> list[Any]:
     seen: set[int] = set()
     for thing in pending:  # which grows on the way
         kind = type(thing)
-        if kind in _QUIET or id(thing) in seen:
+        if (kind in _QUIET and not is_bound(thing)) or id(thing) in seen:
             continue
         seen.add(id(thing))
         held: Any = ()
-        if kind in _FUNCTIONS:
+        if kind in _FUNCTIONS or is_bound(thing):
             found[thing] = None
         elif kind in _CONTAINERS:
             held = thing.values() if issubclass(kind, dict) else thing
@@ -177,9 +183,34 @@ def _class_changes(kind: type) -> bool:
         return False
     found = _classes.get(kind)
     if found is None:
-        _classes[kind] = False  # while it is looked at
-        found = _classes[kind] = Reach(*functions_of(kind), verdict=True).changes
+        with looking(kind) as first:
+            if not first:
+                return False
+            found = _classes[kind] = Reach(*functions_of(kind), verdict=True).changes
     return found
+
+
+class _Looking(threading.local):
+    """The classes that this thread is looking at."""
+
+    def __init__(self) -> None:
+        self.at: set[type] = set()
+
+
+_looking = _Looking()
+
+
+@contextmanager
+def looking(kind: type) -> Iterator[bool]:
+    """While a class is looked at, which may come to itself: whether this is the first look."""
+    if kind in _looking.at:
+        yield False
+        return
+    _looking.at.add(kind)
+    try:
+        yield True
+    finally:
+        _looking.at.discard(kind)
 
 
 def functions_of(kind: type) -> list[Any]:
@@ -298,7 +329,7 @@ def _are_quiet(pending: list[Any]) -> bool:
     for thing in pending:  # which grows on the way
         kind = type(thing)
         if kind is not types.FunctionType:
-            if kind in _QUIET or (kind is type and not _class_changes(thing)):
+            if (kind in _QUIET and not is_bound(thing)) or (kind is type and not _class_changes(thing)):
                 continue
             return False
         if thing in seen:

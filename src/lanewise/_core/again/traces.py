@@ -1,5 +1,6 @@
 """Whether a function leaves traces of how often it runs: what it prints, draws, changes, or has drawn from."""
 
+import collections
 import random
 import weakref
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from lanewise._core.again.holdings import look
 from lanewise._core.again.libraries import of_library
-from lanewise._core.again.outside import Before, Reach, functions_of
+from lanewise._core.again.outside import Before, Reach, functions_of, looking
+from lanewise._torch_compat import has_module_hooks
 
 # So many entries of objects are looked at.
 _MOST = 5000
@@ -42,19 +44,23 @@ def without_traces(func: Any, args: Iterable[Any]) -> list[Tensor] | None:
 
 
 def _does(thing: Any) -> bool:
-    if isinstance(thing, nn.Module) and thing.training and thing._buffers:
+    if isinstance(thing, nn.Module) and (has_module_hooks(thing) or (thing.training and thing._buffers)):
         return True
+    if isinstance(thing, collections.defaultdict) and thing.default_factory is not None:
+        return True  # it keeps what it is asked for
     return _class_does(type(thing))
 
 
 def _class_does(kind: type) -> bool:
     found = _classes.get(kind)
     if found is None:
-        _classes[kind] = False  # while it is looked at
-        found = hasattr(kind, "__next__") or issubclass(kind, (torch.Generator, random.Random))
-        found = found or str(kind.__module__).startswith("numpy.random")
-        if not found and not of_library(kind.__module__):
-            reach = Reach(*functions_of(kind))
-            found = reach.changes or reach.writes or any(each.shows for each in reach.functions.values())
-        _classes[kind] = found
+        with looking(kind) as first:
+            if not first:
+                return False
+            found = hasattr(kind, "__next__") or issubclass(kind, (torch.Generator, random.Random))
+            found = found or str(kind.__module__).startswith("numpy.random")
+            if not found and not of_library(kind.__module__):
+                reach = Reach(*functions_of(kind))
+                found = reach.changes or reach.writes or any(each.shows for each in reach.functions.values())
+            _classes[kind] = found
     return found
