@@ -24,6 +24,33 @@ def test_a_double_of_no_dims_is_not_rounded_to_half(f, half):
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+WRITES = {
+    **{name: getattr(torch.Tensor, name) for name in ("add_", "sub_", "mul_", "div_", "fmod_", "remainder_", "pow_")},
+    **{name: getattr(torch.Tensor, name) for name in ("floor_divide_", "atan2_", "hypot_", "xlogy_", "nextafter_")},
+    "scaled": lambda x, s: x.add_(s, alpha=3),
+    "in three": lambda x, s: x.addcmul_(s, x, value=0.7),
+    "divided in three": lambda x, s: x.addcdiv_(x * 1.5, s),
+    "between": lambda x, s: x.lerp_(x * 2, s),
+    "rounded down": lambda x, s: x.div_(s, rounding_mode="floor"),
+    "of a list": lambda x, s: torch._foreach_add_([x], [s])[0],
+}
+
+
+@pytest.mark.parametrize("wide", [torch.float64, torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_half_round_as_the_loop(name, half, wide):
+    g = torch.Generator().manual_seed(0)
+    xs = (torch.rand(4, 50, generator=g) * 3).to(half)
+    numbers = (torch.rand(4, generator=g) * 7 + 1.1).to(wide)
+    for in_dims in ((0, 0), (None, 0)):
+        given = xs if in_dims[0] == 0 else xs[0], numbers
+        write = lambda x, s: WRITES[name](x.clone(), s)
+        torch.testing.assert_close(
+            vmap(write, in_dims)(*given), _loop(write, in_dims, *given), rtol=0, atol=0, equal_nan=True
+        )
+
+
 @pytest.mark.parametrize(
     ("f", "in_dims", "inputs"),
     [

@@ -150,9 +150,11 @@ def _pointwise(op: OpOverload) -> Any:
             )
         dtype = logical_dtype(operands)
         finer = op in _FINER and dtype in _HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
-        align = aligner(level, operands, not mutates, _computed_in if finer else _as_it_is)
+        align = aligner(level, operands, _computed_in if finer else _as_it_is, written=operands[0] if mutates else None)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
+        if mutates:
+            return out
         return out.to(dtype) if finer and isinstance(out, Tensor) and out.dtype is torch.float32 else out
 
     return run
@@ -160,7 +162,12 @@ def _pointwise(op: OpOverload) -> Any:
 
 _HALF = (torch.float16, torch.bfloat16)
 # What does not round a second operand of no dims to half.
-_FINER = frozenset({aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode, aten.floor_divide.default})
+_FINER = frozenset(
+    {
+        *(aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode, aten.floor_divide.default),
+        *(aten.mul_.Tensor, aten.div_.Tensor, aten.div_.Tensor_mode, aten.floor_divide_.Tensor),
+    }
+)
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -191,13 +198,15 @@ def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
 def aligner(
     level: BatchLevel,
     operands: list[Tensor],
-    promote: bool = True,
     cast_to: Callable[[torch.dtype], torch.dtype] = _as_it_is,
+    *,
+    promote: bool = True,
+    written: Tensor | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """How to broadcast operands on the plane below as they broadcast on this one, dtypes included.
 
     A mapped operand of lower rank gets dims of size 1 after its lanes. A logical 0-dim operand is weaker in type
-    promotion than one with dims; on the plane below it has dims, so it is cast first.
+    promotion than one with dims; on the plane below it has dims, so it is cast first. One that is written to is not.
     """
     rank = max(operand.dim() for operand in operands)
     dtypes = {operand.dtype for operand in operands}
@@ -211,7 +220,12 @@ def aligner(
             return tensor
         value = tensor.value
         missing_dims = rank - (value.dim() - 1)
-        if target is not None and tensor.dtype is not torch.bool and tensor.dtype is not target:
+        if (
+            target is not None
+            and tensor.dtype is not torch.bool
+            and tensor.dtype is not target
+            and tensor is not written
+        ):
             if rank == 0:
                 value = value.to(target)
             elif missing_dims == rank:

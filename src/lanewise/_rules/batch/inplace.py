@@ -139,7 +139,7 @@ def _listed(op):
         bound = [list(arg) if k in lists else arg for k, arg in enumerate(args)]
         for i in range(len(args[lists[0]])):
             operands = [args[k][i] for k in lists if k < len(args)]
-            align = aligner(level, [*operands, *alone], promote=not mutates)
+            align = aligner(level, [*operands, *alone], written=operands[0] if mutates else None)
             lanes = any(level.mapped(operand) for operand in operands)
             for k in lists:
                 if k < len(args):
