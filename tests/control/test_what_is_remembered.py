@@ -122,6 +122,16 @@ def test_functions_of_one_kind_are_told_apart(name):
     torch.testing.assert_close(out, torch.stack([make(plain)(x) for x in XS]))
 
 
+def test_methods_that_classes_inherit_are_told_apart():
+    class One(torch.autograd.Function):
+        pass
+
+    class Other(torch.autograd.Function):
+        pass
+
+    assert code_of(One.apply) == code_of(One.apply) != code_of(Other.apply)
+
+
 def test_closures_made_anew_are_one():
     assert code_of(directional(picky)) == code_of(directional(picky))
     assert code_of(recursive(picky)) == code_of(recursive(picky))

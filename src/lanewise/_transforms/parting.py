@@ -85,7 +85,9 @@ def code_of(func: Any, seen: set[int] | None = None) -> Any:
     scope = [*map(_content, getattr(func, "__closure__", None) or ()), *(getattr(func, "__defaults__", None) or ())]
     code = _with_scope(code, scope, seen)
     owner = getattr(func, "__self__", None)
-    return code if owner is None else (code, type(owner).__qualname__)
+    if owner is None:
+        return code
+    return code, (owner if isinstance(owner, type) else type(owner)).__qualname__
 
 
 def _with_scope(code: Any, things: list, seen: set[int]) -> Any:
