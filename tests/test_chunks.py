@@ -199,6 +199,20 @@ def test_successive_calls_draw_on():
     assert len({*first.tolist(), *second.tolist()}) == 8
 
 
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_a_generator_draws_on_where_the_first_chunks_do_not_draw(randomness):
+    f = lw.vmap(lambda x: torch.rand((), generator=OWN) if x > 0 else x, randomness=randomness, chunk_size=2)
+    xs = torch.tensor([-1.0, -2, 3, 4, 5, 6])
+    OWN.manual_seed(7)
+    drawn = [f(xs.abs()), f(xs)[2:], f(xs)[2:]]
+    if randomness == "different":
+        assert torch.cat(drawn).unique().numel() == 14
+    else:
+        OWN.manual_seed(7)
+        for numbers in drawn:
+            assert (numbers == torch.rand((), generator=OWN)).all()
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 

@@ -290,6 +290,81 @@ def test_two_vmaps(program):
     torch.testing.assert_close(got, torch.stack([loop(program, row) for row in xs]))
 
 
+def drawn_in_a_branch(x):
+    return rand() if x > 1 else torch.rand(2).sum()
+
+
+def drawn_by_parameter(x):
+    return torch.poisson(x.abs())
+
+
+def drawn_from_its_own(x):
+    return torch.poisson(x.abs(), OWN) + torch.rand((), generator=OWN)
+
+
+def not_drawn_in_a_branch(x):
+    return rand() * x if x > 0 else x
+
+
+LEAVING_STATES = [drawn_in_a_branch, drawn_by_parameter, drawn_from_its_own, not_drawn_in_a_branch]
+
+
+def after_one(inside, row):
+    inner = vmap(inside, randomness="same")(row)
+    return torch.stack([inner.sum(), rand(), torch.rand((), generator=OWN)])
+
+
+def between_two(inside, row):
+    inner = rand() + vmap(inside, randomness="same")(row)
+    return torch.stack([inner.sum(), rand() + vmap(inside, randomness="same")(row.flip(0)).sum(), rand()])
+
+
+def after_one_in_a_branch(inside, row):
+    inner = vmap(inside, randomness="same")(row) if row[0] > 0 else row
+    return torch.stack([inner.sum(), rand(), torch.rand((), generator=OWN)])
+
+
+def after_a_branch(inside, row):
+    first = rand() if row[0] > 0 else torch.rand(3).sum()
+    return torch.stack(
+        [vmap(inside, randomness="same")(row).sum() + first, rand(), vmap(inside, randomness="same")(row)[1]]
+    )
+
+
+def after_two_inside(inside, row):
+    inner = vmap(lambda r: after_one(inside, r), randomness="same")(row.view(3, 2))
+    return torch.stack([inner.sum(), rand(), torch.rand((), generator=OWN)])
+
+
+@slowly
+@pytest.mark.parametrize("inside", LEAVING_STATES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "around",
+    [after_one, between_two, after_one_in_a_branch, after_a_branch, after_two_inside],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_drawn_after_a_vmap_inside(around, inside):
+    rows = torch.stack([XS, XS + 1.5, -XS * 20, XS.flip(0)])
+    want = loop(lambda row: around(inside, row), rows)
+    for chunk_size in (None, None, 1, 2, 3):
+        seed()
+        got = vmap(lambda row: around(inside, row), randomness="same", chunk_size=chunk_size)(rows)
+        torch.testing.assert_close(got, want)
+
+
+@slowly
+@pytest.mark.parametrize("inside", LEAVING_STATES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("chunk_size", [None, 1, 4])
+def test_what_is_drawn_after_the_call_is_what_follows_the_last_lane(inside, chunk_size):
+    for xs in (XS, XS.flip(0)):
+        seed()
+        inside(xs[-1])
+        want = rand(), torch.rand((), generator=OWN)
+        seed()
+        vmap(inside, randomness="same", chunk_size=chunk_size)(xs)
+        assert (rand(), torch.rand((), generator=OWN)) == want
+
+
 @slowly
 @each_program
 def test_gradients(program):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.draws.chunk_draws import Ends, chunk_loop
-from lanewise._core.draws.random import Generators, note_left
+from lanewise._core.draws.random import Generators
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.trees import Spec, spec_names, unflatten
@@ -95,7 +95,7 @@ def map_chunks(
     memory_budget: int | None,
     progress: bool | str,
     label: str,
-    reseat: bool,
+    randomness: str,
     leaves: list,
     estimates: dict,
 ) -> list[Result]:
@@ -107,29 +107,30 @@ def map_chunks(
         chunk_size: Lanes in a chunk, "auto", or None for all at once.
         memory_budget: Bytes that the tensors of one chunk may take, for "auto".
         progress, label: See `vmap`; the text of the bar.
-        reseat: Whether each chunk starts from the same state of the random generators.
+        randomness: See `vmap`; but for "error", each chunk starts from the same state of the random generators.
         leaves: What `run` works on, for its devices and as a key to what was measured before.
         estimates: Memory measured in earlier calls.
     """
-    generators = Generators() if reseat else None
-    ends = Ends()
+    generators = None if randomness == "error" else Generators()
+    ends = Ends() if randomness == "different" else None
     planner = _Auto(memory_budget, leaves, estimates) if chunk_size == "auto" else None
     fixed = chunk_size if isinstance(chunk_size, int) else size
     results = []
     start = 0
-    with Progress(size, progress, label) as shown, chunk_loop():
+    with Progress(size, progress, label) as shown, chunk_loop() as loop:
         while start < size or not results:
             length = min(planner.length() if planner else fixed, size - start)
             if generators is not None and results:
                 generators.reseat()
+                loop.reseat()
             with planner.measure(length) if planner else nullcontext():
                 results.append(run(start, length))
-            if generators is not None:
-                ends.note_chunk()
-                note_left()
+            if ends is not None:
+                ends.note(generator for generator, _ in loop.generators.values())
             start += length
             shown.advance(length)
-    ends.go_on()
+    if ends is not None:
+        ends.go_on()
     return results
 
 

@@ -168,7 +168,7 @@ def jacrev(
                         memory_budget=memory_budget,
                         progress=progress,
                         label="jacrev",
-                        reseat=False,
+                        randomness="error",
                         leaves=[*inputs, *outputs],
                         estimates=estimates,
                     )
@@ -304,7 +304,7 @@ def jacfwd(
                     progress=progress,
                     label="jacfwd",
                     # A row at a time, the function may draw random numbers: the same for each row.
-                    reseat=randomness != "error" or chunk_size == 1,
+                    randomness="same" if randomness == "error" and chunk_size == 1 else randomness,
                     leaves=leaves,
                     estimates=estimates,
                 )

@@ -191,7 +191,7 @@ def vmap(
                 memory_budget=memory_budget,
                 progress=progress,
                 label=call.name,
-                reseat=randomness != "error",
+                randomness=randomness,
                 leaves=leaves,
                 estimates=estimates,
             )

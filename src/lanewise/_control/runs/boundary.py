@@ -124,6 +124,8 @@ def boundary(
             values.append(value)
             pieces.append(done)
             if done is base:
+                if call is None:
+                    draws.end(level)
                 return values[0]
             if ends is not None:
                 ends.note([generator for generator, _ in (level.drawn or {}).values()])
@@ -164,6 +166,8 @@ def boundary(
     target = merge_target(base, pieces)
     merge_gradients(level, base, pieces, shared)
     draws.merge(level.root, pieces, drawn_by)
+    if call is None:
+        draws.end(level)
     return join(level, target, pieces, values)
 
 

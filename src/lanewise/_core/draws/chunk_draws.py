@@ -10,13 +10,12 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from ctypes import string_at
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.draws.random import Generators, reseat
+from lanewise._core.draws.random import Generators, digest
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import machine
 from lanewise._torch_compat import generator_identity
@@ -26,36 +25,58 @@ _CPU_BYTES = 5056
 _WORDS = slice(3, 627)
 
 
-class _Loop(threading.local):
+class _Loop:
+    """A chunk loop that is open: the generators of the user's that were drawn from in it, each with its first state."""
+
+    def __init__(self) -> None:
+        self.generators: dict[int, tuple[torch.Generator, Tensor]] = {}
+
+    def reseat(self) -> None:
+        """Before another chunk: it starts from the same states."""
+        with on_plane(None):
+            for generator, first in self.generators.values():
+                generator.set_state(first)
+
+
+class _Loops(threading.local):
     """The chunk loops of this thread.
 
     Attributes:
-        depth: How many are open.
+        open: Those that are open, outermost first.
         draws: What was drawn in them, by the state it was drawn from.
-        generators: Those of the user's that were drawn from.
     """
 
-    depth = 0
-
     def __init__(self) -> None:
+        self.open: list[_Loop] = []
         self.draws: dict[tuple, tuple] = {}
-        self.generators: dict[int, torch.Generator] = {}
 
 
-_loop = _Loop()
+_loops = _Loops()
 
 
 @contextmanager
-def chunk_loop() -> Iterator[None]:
+def chunk_loop() -> Iterator[_Loop]:
     """Inside, chunks are run one after the other."""
-    _loop.depth += 1
+    loop = _Loop()
+    _loops.open.append(loop)
     try:
-        yield
+        yield loop
     finally:
-        _loop.depth -= 1
-        if not _loop.depth:
-            _loop.draws.clear()
-            _loop.generators.clear()
+        _loops.open.remove(loop)
+        if not _loops.open:
+            _loops.draws.clear()
+
+
+def note_first(generator: torch.Generator) -> None:
+    """Before a draw from a generator of the user's: the chunk loops around know it from here on.
+
+    A loop does not know how one began that its first chunks have not drawn from: it is where they have left it.
+    """
+    key = generator_identity(generator)
+    for loop in _loops.open:
+        if key not in loop.generators:
+            with on_plane(None):
+                loop.generators[key] = generator, generator.get_state()
 
 
 class Streams:
@@ -80,9 +101,7 @@ def keep_apart(level: Any, op: Any, args: tuple, kwargs: dict) -> None:
         return
     generator = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)), None)
     if starts and generator is not None:
-        reseat(generator, level.order, starts[0])
-        if _loop.depth:
-            _loop.generators[generator_identity(generator)] = generator
+        note_first(generator)
     if level.streams is None:
         level.streams = Streams()
     kind = (op, *map(_kind, args), *((name, _kind(arg)) for name, arg in sorted(kwargs.items())))
@@ -90,7 +109,7 @@ def keep_apart(level: Any, op: Any, args: tuple, kwargs: dict) -> None:
         if starts:
             _apart_from_chunks(level, generator, starts, kind)
         if again:
-            state = _digest(generator)
+            state = digest(generator)
             if level.streams.draws.setdefault(state, kind) != kind:
                 seed = _begin_stream(generator, state + repr(kind).encode())
                 if starts:
@@ -108,14 +127,14 @@ def _apart_from_chunks(level: Any, generator: torch.Generator | None, starts: li
     own = level.streams.own
     if (torch.initial_seed() if generator is None else generator.initial_seed()) in own:
         return
-    state = _digest(generator)
+    state = digest(generator)
     if (state, kind) not in own and level.total != level.size:
-        if not _loop.depth:  # a backward pass draws again what was drawn
+        if not _loops.open:  # a backward pass draws again what was drawn
             return
         planes, below = 0, level.parent
         while below is not None:
             planes, below = planes + 1, below.parent
-        if _loop.draws.setdefault((state, planes), kind) == kind:
+        if _loops.draws.setdefault((state, planes), kind) == kind:
             return
     own.add((state, kind))
     own.add(_begin_stream(generator, state + repr((starts, kind)).encode()))
@@ -134,12 +153,8 @@ class Ends:
             for generator in generators:
                 self._note(generator_identity(generator), generator)
 
-    def note_chunk(self) -> None:
-        """After a chunk."""
-        self.note(_loop.generators.values())
-
     def _note(self, key: int, generator: torch.Generator | None) -> None:
-        self.states.setdefault(key, (generator, set()))[1].add(_digest(generator))
+        self.states.setdefault(key, (generator, set()))[1].add(digest(generator))
 
     def go_on(self) -> None:
         """After the last: where the runs have drawn differently, no state of them is one to go on from."""
@@ -164,7 +179,7 @@ class OwnDraws:
         self.drawn = False
         with on_plane(None):
             self.before = Generators()
-            self.state = _digest(None)
+            self.state = digest(None)
 
     @contextmanager
     def of_lane(self, place: int) -> Iterator[None]:
@@ -229,17 +244,6 @@ def _kind(arg: Any) -> Any:
     if isinstance(arg, Tensor):
         return arg.shape, arg.dtype
     return None if isinstance(arg, torch.Generator) else repr(arg)
-
-
-def _digest(generator: torch.Generator | None) -> bytes:
-    """What stands for the state of a generator, or of the default ones."""
-    if generator is None:
-        now = Generators()
-        states = [now.cpu, *(state for _, _, state in now.devices)]
-    else:
-        states = [generator.get_state()]
-    text = b"".join(string_at(state.data_ptr(), state.nbytes) for state in states)
-    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _begin_stream(generator: torch.Generator | None, key: bytes) -> int:

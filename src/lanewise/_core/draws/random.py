@@ -1,11 +1,11 @@
 """What random operations may do on a batch plane, and the errors where they may not."""
 
-from collections import OrderedDict
+import hashlib
+from ctypes import string_at
 from typing import Any
 
 import torch
 
-from lanewise._core.level import on_plane
 from lanewise._core.operations import asked_once
 from lanewise._torch_compat import generator_identity
 from lanewise.errors import RandomnessError, at_user_line
@@ -57,80 +57,44 @@ class Generators:
         for module, index, state in self.devices:
             module.set_rng_state(state) if index is None else module.set_rng_state(state, index)
 
+    def digest(self) -> bytes:
+        """What stands for the states: that of others is the same where they are."""
+        return _hashed([self.cpu, *(state for _, _, state in self.devices)])
+
     def equals(self, other: "Generators") -> bool:
         """Whether the states are the same."""
         devices = zip(self.devices, other.devices)
         return torch.equal(self.cpu, other.cpu) and all(torch.equal(own[-1], its[-1]) for own, its in devices)
 
 
+def digest(generator: torch.Generator | None) -> bytes:
+    """What stands for the state of a generator, or of the default ones."""
+    return Generators().digest() if generator is None else _hashed([generator.get_state()])
+
+
+def _hashed(states: list[torch.Tensor]) -> bytes:
+    text = b"".join(string_at(state.data_ptr(), state.nbytes) for state in states)
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
 def note_generator(level: Any, generator: torch.Generator) -> None:
-    """Before a draw from a generator of the user's: its state, to go back to if the draw has to be made again."""
-    if level.drawn is None:
-        level.drawn = {}
+    """Before a draw from a generator of the user's: its state, to go back to if the draw has to be made again.
+
+    So it is for levels around whose lanes are part of this one's pairs.
+    """
     key = generator_identity(generator)
-    if key not in level.drawn:
-        level.drawn[key] = generator, generator.get_state()
+    while level is not None:
+        if level.drawn is None:
+            level.drawn = {}
+        if key not in level.drawn:
+            level.drawn[key] = generator, generator.get_state()
+        level = getattr(level, "outer", None)
 
 
 def reseat_generators(level: Any) -> None:
     """Put the states back of all such generators."""
     for generator, state in (level.drawn or {}).values():
         generator.set_state(state)
-
-
-class _Seat:
-    """A user's generator in a chunk loop. It is kept alive: another one in its place would be taken for it.
-
-    Attributes:
-        first: Its state when the first chunk came to it, None where that did not.
-        left: Its state after the last chunk that drew from it.
-        order: That of the level that last did.
-    """
-
-    __slots__ = ("generator", "first", "left", "order")
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-        self.first: torch.Tensor | None = None
-        self.left: torch.Tensor | None = None
-        self.order = -1
-
-
-_seats: OrderedDict[int, _Seat] = OrderedDict()
-_drawn_from: dict[int, _Seat] = {}
-_MOST_GENERATORS = 64
-
-
-def reseat(generator: torch.Generator, order: int, start: int) -> None:
-    """Let every chunk start from the same state of a user's generator, as the chunk loop does for the default one.
-
-    One that the chunk has seeded itself stays as it is: it is not at the state at which the chunk before has left it.
-
-    Args:
-        generator: The generator.
-        order: That of the chunk's level.
-        start: The chunk's first lane.
-    """
-    key = generator_identity(generator)
-    seat = _seats.pop(key, None) or _Seat(generator)
-    if seat.order != order:
-        with on_plane(None):
-            if start == 0:
-                seat.first = generator.get_state()
-            elif seat.first is not None and (seat.left is None or torch.equal(seat.left, generator.get_state())):
-                generator.set_state(seat.first)
-    seat.order = order
-    _seats[key] = _drawn_from[key] = seat
-    while len(_seats) > _MOST_GENERATORS:
-        _seats.popitem(last=False)
-
-
-def note_left() -> None:
-    """After a chunk: the states that it has left the generators at."""
-    with on_plane(None):
-        for seat in _drawn_from.values():
-            seat.left = seat.generator.get_state()
-    _drawn_from.clear()
 
 
 def unbatched_write(op: Any, name: str) -> RandomnessError:
@@ -155,11 +119,11 @@ def same_with_lanes(op: Any) -> RandomnessError:
     )
 
 
-def no_state_for_lanes(op: Any) -> RandomnessError:
+def no_state_for_lanes(what: str) -> RandomnessError:
     """The error for draws that take more numbers in some lanes than in others, in a backward or forward formula."""
     return RandomnessError(
         at_user_line(
-            f"vmap: {op._schema.name} does not currently support same randomness with a batched tensor input in a "
+            f"vmap: {what} does not currently support same randomness with a batched tensor input in a "
             "formula for derivatives: it draws more numbers in some lanes than in others, and the lanes cannot go on "
             "from states of their own there",
             'vmap(f, randomness="different")\n'

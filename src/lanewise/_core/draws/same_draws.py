@@ -4,26 +4,29 @@ One draw serves all lanes that have drawn as often before. Lanes that have not a
 put there before they draw. Where lanes at several states go on together, the largest group of them goes on alone.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.draws.random import Generators, note_generator, reseat
+from lanewise._core.draws.chunk_draws import note_first
+from lanewise._core.draws.random import Generators, digest, no_state_for_lanes, note_generator
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import settle
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import Lanes, machine
+from lanewise._core.parting.lanes import Disagreement, Lanes, machine
 from lanewise._torch_compat import current_graph_task_id, generator_identity
 
 
 class State:
-    """Those of the default generators, or of one of the user's."""
+    """That of the default generators, or of one of the user's. States with one `digest` are equal."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator
         with on_plane(None):
             self.saved: Any = Generators() if generator is None else generator.get_state()
+            self.digest = digest(generator)
 
     def restore(self) -> None:
         if self.generator is None:
@@ -31,21 +34,23 @@ class State:
         else:
             self.generator.set_state(self.saved)
 
-    def equals(self, other: "State") -> bool:
-        with on_plane(None):
-            return self.saved.equals(other.saved) if self.generator is None else torch.equal(self.saved, other.saved)
 
-    @staticmethod
-    def alike(states: list["State"]) -> list[int]:
-        """For each of them the place of the first that is equal to it."""
-        firsts: list[int] = []
-        each = []
-        for place, state in enumerate(states):
-            first = next((first for first in firsts if states[first].equals(state)), place)
-            if first == place:
-                firsts.append(place)
-            each.append(first)
-        return each
+def firsts(states: Iterable[State]) -> list[int]:
+    """For each of them the place of the first that is equal to it."""
+    places: dict[bytes, int] = {}
+    return [places.setdefault(state.digest, place) for place, state in enumerate(states)]
+
+
+class _Numbering:
+    """The states of one generator that lanes may come back to, by number.
+
+    It outlives those that run with it: a number stands for one state, also in what runs again.
+    """
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+        self.count = 0
+        self.states: dict[int, State] = {}
 
 
 class _History:
@@ -54,19 +59,48 @@ class _History:
     Attributes:
         now: The number of the generator's present state. Each draw leads to a new one.
         numbers: That of the state each lane is at `[root.size]`, None where it is `now` for all.
-        states: Those that the generator has left behind, by number.
+        begun: `now` and `numbers` before the first draw.
     """
 
-    def __init__(self, generator: torch.Generator | None) -> None:
-        self.generator = generator
-        self.now = self.count = 0
-        self.numbers: Tensor | None = None
-        self.states: dict[int, State] = {}
+    def __init__(self, numbering: _Numbering, now: int = 0, numbers: Tensor | None = None) -> None:
+        self.numbering = numbering
+        self.now = now
+        self.numbers = numbers
+        self.begun = now, numbers
 
     def copy(self) -> "_History":
-        twin = _History(self.generator)
-        twin.now, twin.count, twin.numbers, twin.states = self.now, self.count, self.numbers, dict(self.states)
+        twin = _History(self.numbering, *self.begun)
+        twin.now, twin.numbers = self.now, self.numbers
         return twin
+
+    def for_pairs(self, level: LaneLevel) -> "_History":
+        """That of the lanes of a `vmap` inside: each begins where its lane of the level around is."""
+        self.leave()
+        if self.numbers is None:
+            return _History(self.numbering, self.now)
+        outer, lanes, index = _pairs_of(level)
+        with on_plane(None):
+            return _History(self.numbering, self.now, self.of(lanes, outer.root)[index.cpu()])
+
+    def end(self, level: LaneLevel) -> None:
+        """After the last lane has come to its end: the generator goes on from where that one is, as after a loop."""
+        if self.numbers is None:
+            return
+        outer, lanes, _ = _pairs_of(level)
+        if outer is not None and outer.randomness == "same":
+            # The level around is not known to have parted: its lanes are all to go on from one state.
+            ends = self._alike(self.numbers, self.numbers.unique().tolist()).view(lanes.size, -1)[:, -1]
+            if bool((ends != ends[0]).any()):
+                raise parted_by_draws(outer, "vmap")
+        self.go_to(int(self.numbers[-1]))
+
+    def end_pairs(self, level: LaneLevel, pairs: "_History") -> None:
+        """After a `vmap` inside: each lane goes on from where the last of its own lanes is."""
+        outer, lanes, _ = _pairs_of(level)
+        with on_plane(None):
+            ends = pairs.of(level.root, level.root).view(lanes.size, -1)[:, -1]
+            self.numbers = self.of(outer.root, outer.root).index_copy(0, lanes.positions(outer.root).cpu(), ends)
+        self.now = pairs.now
 
     def begin(self, level: LaneLevel) -> None:
         """Before a draw for the lanes that run."""
@@ -84,12 +118,15 @@ class _History:
             return False
         if len(found) > 1:
             settle(level, level.wrap(self._alike(numbers, found)))
-        number = int(self.of(level.lanes, level.root)[0])
+        self.go_to(int(self.of(level.lanes, level.root)[0]))
+        return True
+
+    def go_to(self, number: int) -> None:
+        """Put the generator at the state of that number."""
         if number != self.now:
             self.leave()
-            self.states[number].restore()
+            self.numbering.states[number].restore()
             self.now = number
-        return True
 
     def move(self, level: LaneLevel, lanes: Lanes) -> None:
         """The generator goes on to a new state, which is that of `lanes`."""
@@ -104,13 +141,13 @@ class _History:
             self.numbers = numbers.index_fill(0, lanes.positions(level.root).cpu(), self.now)
 
     def _advance(self) -> None:
-        self.count += 1
-        self.now = self.count
+        self.numbering.count += 1
+        self.now = self.numbering.count
 
     def begin_apart(self, level: LaneLevel) -> list[State]:
         """The states that the lanes which run are at, before they draw one after the other and go on to a new one."""
         self.leave()
-        states = [self.states[number] for number in self.of(level.lanes, level.root).tolist()]
+        states = [self.numbering.states[number] for number in self.of(level.lanes, level.root).tolist()]
         self.move(level, level.lanes)
         return states
 
@@ -124,7 +161,7 @@ class _History:
             if first:
                 self._advance()
                 known[first] = self.now
-                self.states[self.now] = states[first]
+                self.numbering.states[self.now] = states[first]
         with on_plane(None):
             numbers = self.of(level.root, level.root)
             own = torch.tensor([known[first] for first in which])
@@ -133,16 +170,15 @@ class _History:
 
     def leave(self) -> None:
         """Keep the present state, to which lanes may come back."""
-        if self.now not in self.states:
-            self.states[self.now] = State(self.generator)
+        if self.now not in self.numbering.states:
+            self.numbering.states[self.now] = State(self.numbering.generator)
 
     def _alike(self, numbers: Tensor, found: list[int]) -> Tensor:
         """The numbers, one for all equal states."""
         self.leave()
-        for place, number in enumerate(found):
-            first = next(one for one in found[: place + 1] if self.states[one].equals(self.states[number]))
-            with on_plane(None):
-                numbers = numbers.masked_fill(numbers == number, first)
+        with on_plane(None):
+            for number, place in zip(found, firsts(self.numbering.states[number] for number in found), strict=True):
+                numbers = numbers.masked_fill(numbers == number, found[place])
         return numbers
 
     def of(self, lanes: Lanes, root: Lanes) -> Tensor:
@@ -168,7 +204,7 @@ class SameDraws:
 
     def begin(self, level: LaneLevel, args: tuple, kwargs: dict) -> None:
         """Before a draw for the lanes that run, of which fewer may go on."""
-        if level.randomness != "same" or current_graph_task_id() != level.task:
+        if not _draws_same(level):
             return
         generator = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)), None)
         self.history(level, generator).begin(level)
@@ -178,12 +214,20 @@ class SameDraws:
         key = 0 if generator is None else generator_identity(generator)
         if key not in self.histories:
             if generator is not None:
-                total, start = level.place
-                if total != level.own_size:
-                    reseat(generator, level.order, start)
+                note_first(generator)
                 note_generator(level, generator)
-            self.histories[key] = _History(generator)
+            around = _around(level, generator)
+            self.histories[key] = _History(_Numbering(generator)) if around is None else around.for_pairs(level)
         return self.histories[key]
+
+    def end(self, level: LaneLevel) -> None:
+        """After the last lane: what is drawn next begins as after a loop over the lanes."""
+        for history in self.histories.values() if level.root.size else ():
+            around = _around(level, history.numbering.generator)
+            if around is None:
+                history.end(level)
+            else:
+                around.end_pairs(level, history)
 
     def copy(self) -> "SameDraws":
         """The same, for a function that is to run again from here."""
@@ -200,7 +244,7 @@ class SameDraws:
         """To a mark. Whoever runs lanes again puts the generators back."""
         for key, history in self.histories.items():
             history.leave()
-            history.now, history.numbers = mark.get(key, (0, None))
+            history.now, history.numbers = mark.get(key, history.begun)
 
     def of(self, lanes: Lanes, root: Lanes) -> dict:
         """What lanes have drawn that have come to an end."""
@@ -209,8 +253,9 @@ class SameDraws:
     def merge(self, root: Lanes, pieces: list[Lanes], each: list[dict]) -> None:
         """Sets of lanes that were run one after the other go on together."""
         for key, history in self.histories.items():
-            # 0: what a generator begins with.
-            rows = [own.get(key, torch.zeros((), dtype=torch.int64)) for own in each]
+            now, numbers = history.begun
+            begun = _History(history.numbering, now, numbers)
+            rows = [own[key] if key in own else begun.of(lanes, root) for own, lanes in zip(each, pieces, strict=True)]
             history.merge(root, pieces, rows)
 
 
@@ -220,12 +265,43 @@ def history_of(level: Any, generator: torch.Generator | None) -> _History | None
 
 
 def histories(generator: torch.Generator | None) -> list[tuple[LaneLevel, _History]]:
-    """Each level whose lanes draw the same numbers and may part here, with what they have drawn from a generator."""
+    """Each level whose lanes draw the same numbers and may part here, with what they have drawn from a generator.
+
+    Not that of a `vmap` whose lanes are part of the pairs of another one: it learns of it at the end of that.
+    """
     if generator is not None and generator_identity(generator) == generator_identity(torch.default_generator):
         generator = None
-    found = {}
+    found: dict[int, tuple[LaneLevel, _History]] = {}
+    paired: set[int] = set()
     for call in reversed(machine.boundaries):
         level = call.level
-        if level.order not in found and level.randomness == "same" and current_graph_task_id() == level.task:
-            found[level.order] = level, call.draws.history(level, generator)
+        if level.order in found or level.order in paired or not _draws_same(level):
+            continue
+        found[level.order] = level, call.draws.history(level, generator)
+        around: Any = level.outer
+        while around is not None:
+            paired.add(around.order)
+            around = getattr(around, "outer", None)
     return list(found.values())
+
+
+def parted_by_draws(level: Any, what: str) -> BaseException:
+    """What is raised where lanes of a level that cannot part yet come to states of their own, by an operation."""
+    return Disagreement(level) if level.restartable else no_state_for_lanes(what)
+
+
+def _around(level: LaneLevel, generator: torch.Generator | None) -> _History | None:
+    """What lanes of the level around have drawn, each with its lanes here as pairs."""
+    for call in reversed(machine.boundaries) if level.outer is not None else ():
+        if call.level is level.outer and _draws_same(call.level):
+            return call.draws.history(call.level, generator)
+    return None
+
+
+def _pairs_of(level: LaneLevel) -> tuple[Any, Any, Any]:
+    """The level around, its lanes that are part of pairs, and which of them each pair has."""
+    return level.outer, level.root.parent, level.root.index
+
+
+def _draws_same(level: LaneLevel) -> bool:
+    return level.randomness == "same" and current_graph_task_id() == level.task

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor, captured_write
-from lanewise._core.draws.chunk_draws import keep_apart
-from lanewise._core.draws.random import check_random, note_generator, reseat, unbatched_write
+from lanewise._core.draws.chunk_draws import keep_apart, note_first
+from lanewise._core.draws.random import check_random, note_generator, unbatched_write
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors, tracked
 from lanewise._core.python.factories import adopt_results_of, route
@@ -41,10 +41,10 @@ def random_rule(*ops: OpOverload) -> Any:
                 check_random(level, op)
                 if level.randomness == "different":
                     keep_apart(level, op, args, kwargs)
-                elif level.total != level.size:
+                else:
                     for given in (*args, *kwargs.values()):
                         if isinstance(given, torch.Generator):
-                            reseat(given, level.order, level.start)
+                            note_first(given)
                 return fn(level, op, *args, **kwargs)
 
             BATCH_RULES.add(op, Rule(op, run, "random", guarded=True, raw=True))

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.draws.random import no_state_for_lanes
-from lanewise._core.draws.same_draws import State, history_of
+from lanewise._core.draws.same_draws import State, firsts, history_of, parted_by_draws
 from lanewise._core.missing import stack_results, warn_lane_loop
-from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import Plane, replace_tensors
 from lanewise._torch_compat import OpOverload
 
@@ -21,13 +19,13 @@ from lanewise._torch_compat import OpOverload
 def from_one_state(level: BatchLevel, op: OpOverload, args: tuple, kwargs: dict) -> Any:
     """The operation below, once for each lane `[B, *S]`; results stacked."""
     generator = kwargs.get("generator")
+    own: Any = level.stands_for or level
     if not level.size:
         return _no_lanes(level, op, args, kwargs)
     if any(_shares_state(arg) for arg in args if level.mapped(arg)):
         # Each lane of a `vmap` around has states of its own for the lanes here: all pairs are to be lanes of one level.
-        raise _apart(level, op)
+        raise parted_by_draws(own, op._schema.name)
     warn_lane_loop(level, op, f'{op} has parameters of each lane under randomness="same", and all draw from one state')
-    own: Any = level.stands_for or level
     history = history_of(own, generator)
     if history is not None and own is not level:
         begun = history.begin_apart(own)
@@ -43,10 +41,10 @@ def from_one_state(level: BatchLevel, op: OpOverload, args: tuple, kwargs: dict)
         lane_args, lane_kwargs = replace_tensors(take, args, kwargs)
         outs.append(op(*lane_args, **lane_kwargs))
         ends.append(State(generator))
-    which = State.alike(ends)
+    which = firsts(ends)
     if any(which):
         if history is None:
-            raise _apart(level, op)
+            raise parted_by_draws(own, op._schema.name)
         history.part(own, which, ends)
     ends[0].restore()
     return stack_results(op, outs)
@@ -60,11 +58,6 @@ def _shares_state(arg: Any) -> bool:
             return True
         value = value.value
     return False
-
-
-def _apart(level: BatchLevel, op: OpOverload) -> BaseException:
-    own = level.stands_for or level
-    return Disagreement(own) if own.restartable else no_state_for_lanes(op)
 
 
 def _no_lanes(level: BatchLevel, op: OpOverload, args: tuple, kwargs: dict) -> Any:
