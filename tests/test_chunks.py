@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import tqdm.auto
@@ -191,6 +192,15 @@ def test_a_checkpoint_draws_again_what_parted_lanes_drew(chunk_size):
     out.sum().backward()
     assert xs.grad is not None and xs.grad.unique().numel() == 10
     torch.testing.assert_close(xs.grad * xs.detach(), out.detach())
+
+
+def test_numbers_that_differ_between_chunks_or_do_not():
+    nan = lw.vmap(lambda x: (x, float("nan")), out_dims=(0, None), chunk_size=2)(SIGNS)[1]
+    assert isinstance(nan, float) and nan != nan
+    with pytest.raises(ArgumentError, match="out_dims"):
+        lw.vmap(lambda x: (x, 0.0 if x > 0 else -0.0), out_dims=(0, None), chunk_size=1)(SIGNS)
+    got = lw.vmap(lambda x: np.float64(1.5) if x > 0 else np.float64(2.5), chunk_size=1)(SIGNS)
+    assert got.dtype is torch.float64 and got.equal(torch.where(SIGNS > 0, 1.5, 2.5).double())
 
 
 def test_successive_calls_draw_on():

@@ -63,6 +63,12 @@ def table(f: Callable, *sides: Tensor) -> Tensor:
     return torch.stack([torch.stack([f(a, b) for b in sides[1]]) for a in sides[0]])
 
 
+def test_a_vmap_around_that_maps_nothing() -> None:
+    want = torch.stack([first(row) for row in ROWS]).expand(2, *ROWS.shape)
+    for _ in range(4):
+        torch.testing.assert_close(vmap(vmap(first), in_dims=None, axis_size=2)(ROWS), want)
+
+
 def test_dims() -> None:
     want = torch.stack([first(row) for row in ROWS])
     torch.testing.assert_close(quietly(vmap(first, in_dims=1), COLUMNS), want)

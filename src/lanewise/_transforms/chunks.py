@@ -1,5 +1,6 @@
 """Lanes in groups: `chunk_size`, its choice from a memory budget, progress bars, and repeatable randomness."""
 
+import operator
 import os
 import threading
 import weakref
@@ -18,7 +19,7 @@ from lanewise._core.trees import Spec, spec_names, unflatten
 from lanewise._torch_compat import TorchDispatchMode
 from lanewise._transforms.arguments import Call
 from lanewise._transforms.dims import dynamic_lanes
-from lanewise._transforms.numbers import NUMBERS
+from lanewise._transforms.numbers import NUMBERS, same_number
 from lanewise._transforms.ragged import joined
 from lanewise.errors import ArgumentError, TransformError, at_user_line
 
@@ -150,7 +151,7 @@ def join_chunks(call: Call, results: list[Result], given: list, lengths: list[in
         elif dim is not None:
             leaves[position] = _joined_leaf(call, [chunk[0][position] for chunk in results], dim, lengths)
         elif isinstance(leaves[position], NUMBERS):
-            if any(chunk[0][position] != leaves[position] for chunk in results):
+            if not all(same_number(chunk[0][position], leaves[position]) for chunk in results):
                 raise dynamic_lanes(call.func, [], spec_names(spec, "output")[position])
     return unflatten(leaves, spec)
 
@@ -162,11 +163,12 @@ def _joined_leaf(call: Call, parts: list, dim: int, lengths: list[int]) -> Any:
         return torch.cat(parts, dim)
     first = parts[0]
     if not tensors and all(type(part) is type(first) for part in parts):
-        if not isinstance(first, (str, bytes, *NUMBERS)) or all(part == first for part in parts):
+        same = same_number if isinstance(first, NUMBERS) else operator.eq
+        if not isinstance(first, (str, bytes, *NUMBERS)) or all(same(part, first) for part in parts):
             return first
     like = tensors[0] if tensors else None
     numbers = [part for part in parts if not isinstance(part, Tensor)]
-    if all(type(part) in NUMBERS for part in numbers):
+    if all(isinstance(part, NUMBERS) for part in numbers):
         if like is None:
             rows = [torch.full((length,), part) for part, length in zip(parts, lengths, strict=True)]
             if len({row.dtype for row in rows}) == 1:

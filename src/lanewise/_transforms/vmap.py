@@ -124,7 +124,7 @@ def vmap(
         try:
             if peer_engine_active():
                 raise refuse_peer("vmap")
-            size = _common_size(args) if front else _size_along(in_dims, args) if plain else -1
+            size = _lane_count(args, (0,) * len(args) if front else in_dims) if front or plain else -1
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
                 level = BatchLevel(size, randomness)
                 generators = None if randomness == "error" else Generators()
@@ -235,20 +235,6 @@ def mapping_of(function: Any) -> Mapping | None:
     return Mapping(given) if given["direct"] else None
 
 
-def _common_size(args: tuple) -> int:
-    """The number of lanes if all arguments are tensors with as many in dim 0, or dicts of such, else -1."""
-    size = -1
-    for arg in args:
-        for leaf in (arg,) if isinstance(arg, Tensor) else _leaves(arg):
-            if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
-                return -1
-            shape = leaf.shape
-            if not shape or (size >= 0 and shape[0] != size):
-                return -1
-            size = shape[0]
-    return size
-
-
 def _leaves(arg: Any) -> Sequence:
     """The values of a dict that holds some; of another argument than a tensor, None."""
     return tuple(arg.values()) if type(arg) is dict and arg else (None,)
@@ -278,7 +264,7 @@ def _is_one_of(value: Tensor, args: Sequence) -> bool:
     return False
 
 
-def _size_along(in_dims: Any, args: tuple) -> int:
+def _lane_count(args: tuple, in_dims: Any) -> int:
     """The number of lanes if all mapped arguments are tensors with as many in their dims, or dicts of such, else -1."""
     if len(in_dims) != len(args):
         return -1
@@ -401,19 +387,19 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
         if type(leaf) in (Apart, Ragged):
             return result(leaf, output_name(place), given)
         dim = 0
-    if isinstance(leaf, NUMBERS):
+    if isinstance(leaf, Tensor):
+        value, lanes = level.lowered(leaf)
+    elif isinstance(leaf, NUMBERS):
         if dim is None or not level.asked:
             if machine.alone is not None and dim is not None:
                 machine.alone()
             return leaf
         value, lanes = number_as_tensor(level, leaf, lambda: output_name(place)), True
-    elif not isinstance(leaf, Tensor):
+    else:
         attribute = lanes_in_object(level, leaf)
         if attribute is not None:
             raise returned_lanes(place[0], leaf, attribute, output_name(place))
         return leaf
-    else:
-        value, lanes = level.lowered(leaf)
     if value.is_inference() and not torch.is_inference_mode_enabled():
         # As stacking would: what was made under inference_mode inside is an ordinary tensor outside.
         value = level.below(torch.clone, value)

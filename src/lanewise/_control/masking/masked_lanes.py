@@ -87,7 +87,8 @@ def run_masked_lanes(
         return None
     args, kwargs = unflatten(leaves, spec)
     in_dims, named = unflatten(dims, spec)
-    named = named or dict.fromkeys(kwargs)
+    # (Where nothing is mapped, the dims have no structure.)
+    in_dims, named = in_dims or (None,) * len(args), named or dict.fromkeys(kwargs)
     sizes: list[int] = [place[1]]
     outs: list[Any] = []
     given: list[_Argument] = []

@@ -26,8 +26,9 @@ _CHANGING = MUTATING | frozenset(
 _WRITING = frozenset("setitem iadd ior iand isub ixor imul".split())
 # Names of what shows how often it is called, or leaves gradients.
 _SHOWING = frozenset(
-    "print pprint input breakpoint set_trace write writelines warn info warning critical random rand randn randint "
-    "randperm seed manual_seed backward zero_grad step now batch_norm instance_norm native_batch_norm exec eval".split()
+    "print pprint input breakpoint set_trace write writelines warn debug info warning error exception critical random "
+    "rand randn randint randperm seed manual_seed backward zero_grad step now batch_norm instance_norm "
+    "native_batch_norm exec eval".split()
 )
 # Names of what gives the memory of a tensor to code that may write to it unseen, and of what else writes to arrays.
 _MEMORY = frozenset("numpy asarray from_dlpack to_dlpack data_ptr untyped_storage storage".split())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lanewise._core.draws.random import Generators, digest
 from lanewise._core.level import on_plane
-from lanewise._core.parting.lanes import machine
+from lanewise._core.parting.lanes import machine, with_around
 from lanewise._torch_compat import generator_identity
 
 # The state of torch's generator on the CPU: bytes in all, and where the 624 words of the Mersenne twister lie.
@@ -231,11 +231,10 @@ def _starts(level: Any) -> list[int]:
     Empty where there are no other chunks.
     """
     starts, chunked = [], False
-    while level is not None:
-        total, start = level.place
+    for each in with_around(level):
+        total, start = each.place
         starts.append(start)
-        chunked = chunked or total != level.own_size
-        level = getattr(level, "outer", None)
+        chunked = chunked or total != each.own_size
     return starts if chunked else []
 
 

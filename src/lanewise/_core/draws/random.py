@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lanewise._core.operations import asked_once
+from lanewise._core.parting.lanes import with_around
 from lanewise._torch_compat import generator_identity
 from lanewise.errors import RandomnessError, at_user_line
 
@@ -83,12 +84,11 @@ def note_generator(level: Any, generator: torch.Generator) -> None:
     So it is for levels around whose lanes are part of this one's pairs.
     """
     key = generator_identity(generator)
-    while level is not None:
-        if level.drawn is None:
-            level.drawn = {}
-        if key not in level.drawn:
-            level.drawn[key] = generator, generator.get_state()
-        level = getattr(level, "outer", None)
+    for each in with_around(level):
+        if each.drawn is None:
+            each.drawn = {}
+        if key not in each.drawn:
+            each.drawn[key] = generator, generator.get_state()
 
 
 def reseat_generators(level: Any) -> None:

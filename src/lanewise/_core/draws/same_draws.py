@@ -15,7 +15,7 @@ from lanewise._core.draws.random import Generators, digest, no_state_for_lanes, 
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import settle
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import Disagreement, Lanes, machine
+from lanewise._core.parting.lanes import Disagreement, Lanes, machine, with_around
 from lanewise._torch_compat import current_graph_task_id, generator_identity
 
 
@@ -278,10 +278,7 @@ def histories(generator: torch.Generator | None) -> list[tuple[LaneLevel, _Histo
         if level.order in found or level.order in paired or not _draws_same(level):
             continue
         found[level.order] = level, call.draws.history(level, generator)
-        around: Any = level.outer
-        while around is not None:
-            paired.add(around.order)
-            around = getattr(around, "outer", None)
+        paired.update(around.order for around in with_around(level.outer))
     return list(found.values())
 
 

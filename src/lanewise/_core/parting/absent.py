@@ -20,6 +20,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.functions.formulas import pulled
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import Lanes, true_places
+from lanewise._core.parting.leaks import expect_notes
 from lanewise._core.parting.steep import steep
 from lanewise._core.plane import detached, numbers_of, own_node, recorded, replace_tensors
 from lanewise._torch_compat import (
@@ -87,20 +88,13 @@ def on_present_rows(level: Any, run: Any, args: tuple, out: Any, begun: int) -> 
     bases = [tensor._base if tensor._is_view() else tensor for tensor in tensors]
     if any(each._is_view() and any(each._base is base for base in bases) for each in outs):
         return out  # writes to it are to reach what it is a view of
-    _expect_notes(level)
+    expect_notes(level)
     operation = (level.lanes, run, holes if by_rule else holes[0], mapped, by_rule, places if several else None)
     anew = level.below(_anew, operation, outs, tensors)
     if not several:
         return anew[0]
     replaced = dict(zip(places, anew))
     return type(out)([replaced.get(k, each) for k, each in enumerate(out)])
-
-
-def _expect_notes(level: Any) -> None:
-    """From now on, nodes bear notes."""
-    while isinstance(level, BatchLevel):
-        level.has_absent = level.has_absent is not None
-        level = getattr(level, "outer", None)
 
 
 def _anew(operation: tuple, outs: list[Tensor], tensors: list[Tensor]) -> tuple:
@@ -209,7 +203,7 @@ def _if_present(level: Any, out: Any, begun: int) -> Any:
     with on_plane(None):
         if not steep(out, begun):
             return out
-    _expect_notes(level)
+    expect_notes(level)
     return level.below(apply_plainly, _IfPresent, out)
 
 

@@ -23,6 +23,7 @@ from lanewise._core.parting.lanes import (
     Unmergeable,
     child,
     common_ancestor,
+    for_lanes,
     machine,
     parting,
     true_places,
@@ -83,7 +84,7 @@ def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) 
         if any(tangent is None for tangent in tangents):
             note_zeros(level)
         filled = [
-            _for_lanes(level, piece, top.below, torch.zeros_like, part) if tangent is None else tangent
+            for_lanes(level, piece, top.below, torch.zeros_like, part) if tangent is None else tangent
             for part, tangent, piece in zip(primals, tangents, pieces)
         ]
         return top.wrap(primal, top.below(merge_tensors, level, target, pieces, filled))
@@ -91,21 +92,11 @@ def _merged(level: LaneLevel, target: Target, pieces: list[Lanes], values: Any) 
         # What `linearize` writes down is one program, for lanes that all go the same way.
         raise Restart(level)
     if isinstance(top, LaneLevel):
-        values = [_for_lanes(level, piece, top.here, value) for value, piece in zip(values, pieces)]
+        values = [for_lanes(level, piece, top.here, value) for value, piece in zip(values, pieces)]
     if any(top.mapped(value) for value in values):
-        whole = [_for_lanes(level, piece, top.below, top.expanded, value) for value, piece in zip(values, pieces)]
+        whole = [for_lanes(level, piece, top.below, top.expanded, value) for value, piece in zip(values, pieces)]
         return top.wrap(top.below(merge_tensors, level, target, pieces, whole))
     return top.adopt(top.below(merge_tensors, level, target, pieces, [top.physical(value) for value in values]))
-
-
-def _for_lanes(level: LaneLevel, lanes: Lanes, run: Any, *args: Any) -> Any:
-    """Run something for other lanes than those that run."""
-    running = level.lanes
-    level.lanes = lanes
-    try:
-        return run(*args)
-    finally:
-        level.lanes = running
 
 
 def _merged_here(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Tensor]) -> Tensor:
@@ -186,7 +177,7 @@ class _Merge(Function):
         like = next(tangent for tangent in tangents if tangent is not None)
         note_zeros(ctx.level)
         filled = [
-            _for_lanes(ctx.level, piece, like.new_zeros, like.shape) if tangent is None else tangent
+            for_lanes(ctx.level, piece, like.new_zeros, like.shape) if tangent is None else tangent
             for tangent, piece in zip(tangents, ctx.pieces, strict=True)
         ]
         return merge_tensors(ctx.level, ctx.target, ctx.pieces, filled)
@@ -243,7 +234,7 @@ def _restricted(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
             out.home = value.home
         return out
     if not level.mapped(value):
-        return _for_lanes(level, lanes, _lifted, level, value)
+        return for_lanes(level, lanes, _lifted, level, value)
     home = home_of(value)
     if home.within(lanes):
         return level.alias(value)
@@ -269,7 +260,7 @@ def _restricted_pairs(level: LaneLevel, value: Any, lanes: Lanes) -> Any:
     if not kept.shape[0]:
         return None
     pairs = home if kept.shape[0] == home.size else child(home, kept)
-    return level.here(value, pairs) if value.mapped else _for_lanes(level, pairs, _lifted, level, value)
+    return level.here(value, pairs) if value.mapped else for_lanes(level, pairs, _lifted, level, value)
 
 
 def _lifted(level: LaneLevel, value: Tensor) -> Tensor:

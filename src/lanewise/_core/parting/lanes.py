@@ -7,7 +7,7 @@ inner lane.
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -302,6 +302,23 @@ parting = _GoingApart()
 
 class Unmergeable(Exception):
     """Values of different lanes that no one tensor can hold: the message says why."""
+
+
+def with_around(level: Any) -> Iterator[Any]:
+    """A level, and those of the `vmap`s around whose lanes are part of its pairs."""
+    while level is not None:
+        yield level
+        level = getattr(level, "outer", None)
+
+
+def for_lanes(level: Any, lanes: Any, run: Callable, *args: Any) -> Any:
+    """Run something for other lanes than those that run."""
+    running = level.lanes
+    level.lanes = lanes
+    try:
+        return run(*args)
+    finally:
+        level.lanes = running
 
 
 class Disagreement(BaseException):

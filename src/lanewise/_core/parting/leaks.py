@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import on_plane, standing
-from lanewise._core.parting.lanes import Restart, machine
+from lanewise._core.parting.lanes import Restart, machine, with_around
 from lanewise._core.parting.steep import steep
 from lanewise._core.plane import Plane, numbers_of, recorded, tangents_of
 from lanewise._torch_compat import forward_ad, forward_level
@@ -23,10 +23,9 @@ from lanewise._torch_compat import forward_ad, forward_level
 
 def note_zeros(level: Any) -> None:
     """Lanes of a level have come together with zeros for what some of them do not have."""
-    while level is not None:
-        if level.zeros is False:
-            level.zeros = True
-        level = getattr(level, "outer", None)
+    for each in with_around(level):
+        if each.zeros is False:
+            each.zeros = True
 
 
 def note_filled(level: Any, rows: list[Tensor]) -> None:
@@ -64,9 +63,13 @@ def note_steep_tangents(level: Any, out: Tensor, begun: int) -> None:
     """
     with on_plane(None):
         if any(recorded(part) and steep(part, begun) for part in _parts_below(out)):
-            while level is not None:
-                level.has_absent = level.has_absent is not None
-                level = getattr(level, "outer", None)
+            expect_notes(level)
+
+
+def expect_notes(level: Any) -> None:
+    """From now on, nodes bear notes of what is absent in some lanes."""
+    for each in with_around(level):
+        each.has_absent = each.has_absent is not None
 
 
 def check_results(level: Any, results: Sequence[Any], parted: bool) -> None:

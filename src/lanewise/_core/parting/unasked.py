@@ -7,7 +7,7 @@ raise. Then the function is run again, and the last question is answered otherwi
 
 from typing import Any
 
-from lanewise._core.parting.lanes import Disagreement
+from lanewise._core.parting.lanes import Disagreement, with_around
 
 # Runs of one function. Each check that must pass costs one.
 _MOST_RUNS = 64
@@ -60,9 +60,8 @@ def note_question(level: Any) -> None:
 
     Where pairs of lanes run, with those of a `vmap` around, it counts for both.
     """
-    while level is not None:
-        level.asked = True
-        level = getattr(level, "outer", None)
+    for each in with_around(level):
+        each.asked = True
 
 
 def answer(level: Any) -> bool:

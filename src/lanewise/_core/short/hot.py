@@ -18,7 +18,7 @@ from lanewise._core.dual import DualTensor
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.operations import makes_tensors
-from lanewise._core.parting.lanes import BeginAgain, union
+from lanewise._core.parting.lanes import BeginAgain, for_lanes, union
 from lanewise._core.plane import interpret, map_tensors, sync
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
@@ -85,7 +85,7 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
             and not (value.requires_grad or value.is_conj() or value.is_neg())
             and _native._current_level < 0
         )
-        compute = level.computed if home is level.lanes else partial(_computed_on, level, home)
+        compute = level.computed if home is level.lanes else partial(for_lanes, level, home, level.computed)
         if len(args) == 1:
             out = call(value) if direct else compute(call, value)
         else:
@@ -129,16 +129,6 @@ def pointwise_path(call: Callable, sums: bool = False, adds: bool = False) -> Ca
         return wrapper
 
     return run
-
-
-def _computed_on(level: Any, lanes: Any, *call: Any) -> Tensor:
-    """`level.computed(*call)` for other lanes than those that run."""
-    running = level.lanes
-    level.lanes = lanes
-    try:
-        return level.computed(*call)
-    finally:
-        level.lanes = running
 
 
 def _aligned(level: Any, x: BatchTensor, y: Any, sums: bool) -> tuple[BatchTensor, Any, Any] | None:
