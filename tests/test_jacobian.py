@@ -188,6 +188,17 @@ def test_dropout_has_one_mask_for_all_columns(chunk_size):
     close(lw.jacrev(f, chunk_size=chunk_size)(x), mask.diag())
 
 
+@pytest.mark.parametrize("chunk_size", [None, 1, 2])
+def test_directions_draw_the_same_from_a_generator(chunk_size):
+    own = torch.Generator()
+    f = lambda x: x**2 * torch.rand(3, generator=own) + torch.zeros(3).uniform_(generator=own) * x
+    x = seeded(3)
+    own.manual_seed(5)
+    want = torch.diag(2 * x * torch.rand(3, generator=own) + torch.rand(3, generator=own))
+    own.manual_seed(5)
+    close(lw.jacfwd(f, randomness="same", chunk_size=chunk_size)(x), want)
+
+
 # --- Hessians --------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.again.journal import memory
+from lanewise._core.draws.chunk_draws import note_first
 from lanewise._core.layouts import nested_with_tangent
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import functional_twin
@@ -129,10 +130,14 @@ class DualLevel(Level):
 
     def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
         """A tensor made inside the function: without a tangent until one is written into it."""
+        if kwargs:
+            _note_generator(kwargs)
         out = self.below(lambda: op(*args, **kwargs))
         return out if op._schema.is_mutable else map_tensors(self.adopt, out)
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        if kwargs:
+            _note_generator(kwargs)
         rule = JVP_RULES.get(func)
         if rule is None:
             rule = find_jvp_rule(func)
@@ -295,6 +300,13 @@ def captured_tangent(func: Any, name: str, tensor: Tensor) -> CapturedWriteError
             "t = t.clone()  # inside the function, and return it",
         )
     )
+
+
+def _note_generator(kwargs: dict) -> None:
+    """Before a draw: `jacfwd` in chunks of one direction draws the same for each."""
+    generator = kwargs.get("generator")
+    if generator is not None:
+        note_first(generator)
 
 
 def find_jvp_rule(func: Any) -> Rule:

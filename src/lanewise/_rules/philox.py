@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import on_plane
-from lanewise._rules.batch.families import aligner, lane_rule
+from lanewise._rules.batch.families import lane_rule
+from lanewise._rules.batch.operands import aligner
 from lanewise._rules.jvp.families import constant
 
 _MASK = 0xFFFFFFFF

@@ -11,8 +11,8 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.parting.joins import part_by
 from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.python.factories import route
-from lanewise._rules.batch.families import aligner, lane_rule, refuse
-from lanewise._rules.batch.operands import at_least_1d, common_shape
+from lanewise._rules.batch.families import lane_rule, refuse
+from lanewise._rules.batch.operands import aligner, at_least_1d, common_shape
 from lanewise.errors import LaneValueError, TransformError, at_user_line
 
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ of the plane below with the lanes in dim 0.
 """
 
 from collections.abc import Callable
-from functools import cache, partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from lanewise._core.short.paths import (
     single_path,
     write_path,
 )
+from lanewise._rules.batch.operands import aligner, logical_dtype
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
@@ -150,7 +151,7 @@ def _pointwise(op: OpOverload) -> Any:
             )
         dtype = logical_dtype(operands)
         finer = op in _FINER and dtype in _HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
-        align = aligner(level, operands, _computed_in if finer else _as_it_is, written=operands[0] if mutates else None)
+        align = aligner(level, operands, _computed_in if finer else None, written=operands[0] if mutates else None)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
         if mutates:
@@ -175,10 +176,6 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALF else dtype
 
 
-def _as_it_is(dtype: torch.dtype) -> torch.dtype:
-    return dtype
-
-
 def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
     """Whether the values below broadcast and promote as they are: one dtype, and one rank among those with lanes."""
     rank = dtype = None
@@ -193,63 +190,6 @@ def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:
             elif operand.dim() != rank:
                 return False
     return rank is not None and all(operand.dim() <= rank for operand in operands)
-
-
-def aligner(
-    level: BatchLevel,
-    operands: list[Tensor],
-    cast_to: Callable[[torch.dtype], torch.dtype] = _as_it_is,
-    *,
-    promote: bool = True,
-    written: Tensor | None = None,
-) -> Callable[[Tensor], Tensor]:
-    """How to broadcast operands on the plane below as they broadcast on this one, dtypes included.
-
-    A mapped operand of lower rank gets dims of size 1 after its lanes. A logical 0-dim operand is weaker in type
-    promotion than one with dims; on the plane below it has dims, so it is cast first. One that is written to is not.
-    """
-    rank = max(operand.dim() for operand in operands)
-    dtypes = {operand.dtype for operand in operands}
-    target = logical_dtype(operands) if promote and len(dtypes) > 1 else None
-
-    def align(tensor: Tensor) -> Tensor:
-        if not level.mapped(tensor):
-            tensor = level.physical(tensor)
-            if target is not None and rank == 0 and tensor.dtype is not torch.bool and tensor.dtype is not target:
-                return tensor.to(target)
-            return tensor
-        value = tensor.value
-        missing_dims = rank - (value.dim() - 1)
-        if (
-            target is not None
-            and tensor.dtype is not torch.bool
-            and tensor.dtype is not target
-            and tensor is not written
-        ):
-            if rank == 0:
-                value = value.to(target)
-            elif missing_dims == rank:
-                value = value.to(cast_to(target))
-        if missing_dims:
-            value = value.reshape(value.shape[0], *([1] * missing_dims), *value.shape[1:])
-        return value
-
-    return align
-
-
-def logical_dtype(operands: list[Tensor]) -> torch.dtype:
-    """The dtype that the logical operands promote to."""
-    return _promoted(tuple((operand.dtype, operand.dim() == 0) for operand in operands))
-
-
-@cache
-def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
-    strong = [dtype for dtype, weak in kinds if not weak]
-    weak = [dtype for dtype, weak in kinds if weak]
-    if not strong or not weak:
-        return reduce(torch.promote_types, strong or weak)
-    with_dims = torch.empty(1, dtype=reduce(torch.promote_types, strong))
-    return torch.result_type(with_dims, torch.empty((), dtype=reduce(torch.promote_types, weak)))
 
 
 # --- along dims ------------------------------------------------------------------------------------------------------

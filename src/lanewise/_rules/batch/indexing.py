@@ -12,8 +12,8 @@ from lanewise._core.missing import lane_loop
 from lanewise._core.plane import Plane
 from lanewise._core.short.hot import route
 from lanewise._rules.batch.datadependent import lane_positions
-from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
-from lanewise._rules.batch.operands import at_least_1d, common_shape, lane_numbers
+from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
+from lanewise._rules.batch.operands import aligner, at_least_1d, common_shape, lane_numbers
 from lanewise._rules.batch.picking import rows_at, zeros_to_fill
 from lanewise._torch_compat import current_autograd_node, fast_binding, operand_shape
 from lanewise.errors import TransformError, at_user_line

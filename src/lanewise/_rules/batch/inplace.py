@@ -9,8 +9,8 @@ from lanewise._core.missing import lane_loop
 from lanewise._core.python.factories import route
 from lanewise._core.short import hot
 from lanewise._core.short.paths import write_path
-from lanewise._rules.batch.families import aligner, decompose, lane_rule, shift_dim
-from lanewise._rules.batch.operands import at_least_1d, lane_numbers
+from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
+from lanewise._rules.batch.operands import aligner, at_least_1d, lane_numbers
 from lanewise._torch_compat import operator_names
 from lanewise.errors import TransformError, at_user_line
 

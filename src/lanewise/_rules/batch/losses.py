@@ -7,8 +7,8 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.missing import lane_loop
 from lanewise._core.python.factories import route, unrouted
-from lanewise._rules.batch.families import aligner, bind, decompose, lane_rule
-from lanewise._rules.batch.operands import common_shape
+from lanewise._rules.batch.families import bind, decompose, lane_rule
+from lanewise._rules.batch.operands import aligner, common_shape
 from lanewise._torch_compat import fast_binding
 
 aten = torch.ops.aten

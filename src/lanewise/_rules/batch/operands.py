@@ -1,6 +1,7 @@
-"""What rules by hand do with their operands: at least one dim, lane numbers, the shape that operands broadcast to."""
+"""What rules do with their operands: at least one dim, lane numbers, the shape and dtype that they broadcast to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -67,3 +68,60 @@ def unwatched(level: BatchLevel, operands: Sequence[Any]) -> bool:
         elif isinstance(operand, Plane) and operand.level.order > level.order:
             return False
     return mapped
+
+
+def aligner(
+    level: BatchLevel,
+    operands: list[Tensor],
+    cast_to: Callable[[torch.dtype], torch.dtype] | None = None,
+    *,
+    promote: bool = True,
+    written: Tensor | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """How to broadcast operands on the plane below as they broadcast on this one, dtypes included.
+
+    A mapped operand of lower rank gets dims of size 1 after its lanes. A logical 0-dim operand is weaker in type
+    promotion than one with dims; on the plane below it has dims, so it is cast first. One that is written to is not.
+    """
+    rank = max(operand.dim() for operand in operands)
+    dtypes = {operand.dtype for operand in operands}
+    target = logical_dtype(operands) if promote and len(dtypes) > 1 else None
+
+    def align(tensor: Tensor) -> Tensor:
+        if not level.mapped(tensor):
+            tensor = level.physical(tensor)
+            if target is not None and rank == 0 and tensor.dtype is not torch.bool and tensor.dtype is not target:
+                return tensor.to(target)
+            return tensor
+        value = tensor.value
+        missing_dims = rank - (value.dim() - 1)
+        if (
+            target is not None
+            and tensor.dtype is not torch.bool
+            and tensor.dtype is not target
+            and tensor is not written
+        ):
+            if rank == 0:
+                value = value.to(target)
+            elif missing_dims == rank:
+                value = value.to(target if cast_to is None else cast_to(target))
+        if missing_dims:
+            value = value.reshape(value.shape[0], *([1] * missing_dims), *value.shape[1:])
+        return value
+
+    return align
+
+
+def logical_dtype(operands: list[Tensor]) -> torch.dtype:
+    """The dtype that the logical operands promote to."""
+    return _promoted(tuple((operand.dtype, operand.dim() == 0) for operand in operands))
+
+
+@cache
+def _promoted(kinds: tuple[tuple[torch.dtype, bool], ...]) -> torch.dtype:
+    strong = [dtype for dtype, weak in kinds if not weak]
+    weak = [dtype for dtype, weak in kinds if weak]
+    if not strong or not weak:
+        return reduce(torch.promote_types, strong or weak)
+    with_dims = torch.empty(1, dtype=reduce(torch.promote_types, strong))
+    return torch.result_type(with_dims, torch.empty((), dtype=reduce(torch.promote_types, weak)))

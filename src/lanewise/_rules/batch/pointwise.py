@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
-from lanewise._rules.batch.families import aligner, bind, lane_rule, logical_dtype, pointwise
+from lanewise._rules.batch.families import bind, lane_rule, pointwise
+from lanewise._rules.batch.operands import aligner, logical_dtype
 from lanewise._torch_compat import current_autograd_node
 
 aten = torch.ops.aten

@@ -17,8 +17,8 @@ from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, map_tensors, tracked
 from lanewise._core.python.factories import adopt_results_of, route
 from lanewise._core.rules import Rule
-from lanewise._rules.batch.families import aligner, bind, leading, pointwise
-from lanewise._rules.batch.operands import common_shape
+from lanewise._rules.batch.families import bind, leading, pointwise
+from lanewise._rules.batch.operands import aligner, common_shape
 from lanewise._rules.batch.rejection import METHODS, drawn
 from lanewise._rules.batch.same_state import from_one_state
 from lanewise._rules.batch.tracking import is_tracked
