@@ -87,12 +87,13 @@ class _History:
         if self.numbers is None:
             return
         outer, lanes, _ = _pairs_of(level)
-        if outer is not None and outer.randomness == "same":
+        with on_plane(None):
+            numbers = self._alike(self.numbers, self.numbers.unique().tolist())
+            ends = numbers.view(1 if outer is None else lanes.size, -1)[:, -1].tolist()
+        if outer is not None and outer.randomness == "same" and len(set(ends)) > 1:
             # The level around is not known to have parted: its lanes are all to go on from one state.
-            ends = self._alike(self.numbers, self.numbers.unique().tolist()).view(lanes.size, -1)[:, -1]
-            if bool((ends != ends[0]).any()):
-                raise parted_by_draws(outer, "vmap")
-        self.go_to(int(self.numbers[-1]))
+            raise parted_by_draws(outer, "vmap")
+        self.go_to(ends[-1])
 
     def end_pairs(self, level: LaneLevel, pairs: "_History") -> None:
         """After a `vmap` inside: each lane goes on from where the last of its own lanes is."""
