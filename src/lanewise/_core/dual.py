@@ -10,7 +10,7 @@ from lanewise._core.again.journal import memory
 from lanewise._core.draws.chunk_draws import note_first
 from lanewise._core.layouts import nested_with_tangent
 from lanewise._core.level import Level, standing
-from lanewise._core.missing import functional_twin
+from lanewise._core.missing import functional_twin, in_dtype_of, write_all
 from lanewise._core.native import differentiable, double_reverse, native_jvp
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import note_zeros_of_all
@@ -416,14 +416,16 @@ def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dic
         count = len(args[0])
         for place in range(count):
             first, *rest = [_entry(arg, place, count) for arg in args]
-            _write_all([first], twin(first, *rest, **{key: _entry(arg, place, count) for key, arg in kwargs.items()}))
+            write_all(
+                [first], twin(first, *rest, **{key: _entry(arg, place, count) for key, arg in kwargs.items()}), False
+            )
         return written_results(func, args, kwargs)
     targets = [argument(args, kwargs, position, name) for position, name in written_arguments(func)]
     given, named = args, kwargs
     for target in targets:
         if level.owns(target):
             given, named = level.below(undisturbed, level, target, given, named)
-    _write_all(targets, twin(*given, **named))
+    write_all(targets, twin(*given, **named), False)
     return written_results(func, args, kwargs)
 
 
@@ -440,22 +442,25 @@ def _write_out(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
     written = written_arguments(func)
     targets = [argument(args, kwargs, position, name) for position, name in written]
     names = {name for _, name in written}
-    _write_all(targets, twin(*args, **{key: value for key, value in kwargs.items() if key not in names}))
+    passed = {key: value for key, value in kwargs.items() if key not in names}
+    write_all(targets, twin(*args, **in_dtype_of(targets[0], func, passed)), True)
     return written_results(func, args, kwargs)
 
 
-def _write_all(targets: list, results: Any) -> None:
-    # The results of an operation on lists (`torch._foreach_add_`) are one list.
-    lists = len(targets) == 1 and isinstance(targets[0], (list, tuple))
-    each: Any = results if isinstance(results, (list, tuple)) and not lists else (results,)
-    for target, result in zip(targets, each, strict=False):
-        if isinstance(target, (list, tuple)):
-            for one, value in zip(target, result, strict=True):
-                one.copy_(value)
-        elif target.shape != result.shape:
-            target.resize_(result.shape).copy_(result)
-        else:
-            target.copy_(result)
+def taken_as_number(x: Tensor) -> None:
+    """Before torch itself takes a tensor for a number, `alpha=t` say, as which it has no derivative.
+
+    Outside, torch refuses it where it has a history. What the function asks for, by `float(t)` and the like, does not
+    come here.
+    """
+    if tracked(x) or _carries(x):
+        raise TypeError(
+            at_user_line(
+                "the argument must be Number, not Tensor: a tensor that has a derivative, which would be lost",
+                "x + t * y         # in place of torch.add(x, y, alpha=t)\n"
+                "alpha=t.detach()  # or float(t), where t is meant to be a constant",
+            )
+        )
 
 
 def _with_its_tangent(x: Any) -> Tensor | None:

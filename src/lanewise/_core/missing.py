@@ -18,6 +18,8 @@ from lanewise._core.user_rules import by_user_rule
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
+aten = torch.ops.aten
+
 # How often each operation ran lane by lane; tests count on it.
 lane_loops: dict[str, int] = {}
 _warned: set[OpOverload] = set()
@@ -92,21 +94,42 @@ def _from_twin(func: OpOverload) -> Rule | None:
     def write(level: Any, args: tuple, kwargs: dict) -> Any:
         targets = [argument(args, kwargs, position, name) for position, name in written]
         passed = {key: value for key, value in kwargs.items() if key not in names}
-        results = twin(*args, **passed)
-        # The results of an operation on lists (`torch._foreach_add_`) are one list.
-        lists = len(targets) == 1 and isinstance(targets[0], (list, tuple))
-        each: Any = results if isinstance(results, (list, tuple)) and not lists else (results,)
-        for target, result in zip(targets, each, strict=False):
-            if isinstance(target, (list, tuple)):
-                for one, value in zip(target, result, strict=True):
-                    one.copy_(value)
-            elif is_out and target.shape != result.shape:
-                target.resize_(result.shape).copy_(result)
-            else:
-                target.copy_(result)
+        write_all(targets, twin(*args, **in_dtype_of(targets[0], func, passed) if is_out else passed), is_out)
         return targets[0] if len(func._schema.returns) == 1 else (tuple(targets) if func._schema.returns else None)
 
     return Rule(func, write, "written twin", same_plane=True)
+
+
+# Reductions that compute in the dtype of `out=` where none is given.
+_IN_DTYPE_OF_OUT = {aten.sum.IntList_out, aten.prod.int_out, aten.cumsum.out, aten.cumprod.out, aten.nansum.out}
+
+
+def in_dtype_of(target: Any, func: OpOverload, kwargs: dict) -> dict:
+    """The keyword arguments of the twin of an `out=` overload."""
+    return {"dtype": target.dtype, **kwargs} if func in _IN_DTYPE_OF_OUT else kwargs
+
+
+def write_all(targets: list, results: Any, resizes: bool) -> None:
+    """What an operation that writes does with the results of its twin."""
+    # The results of an operation on lists (`torch._foreach_add_`) are one list.
+    lists = len(targets) == 1 and isinstance(targets[0], (list, tuple))
+    each: Any = results if isinstance(results, (list, tuple)) and not lists else (results,)
+    for target, result in zip(targets, each, strict=False):
+        if isinstance(target, (list, tuple)):
+            for one, value in zip(target, result, strict=True):
+                _write(one, value)
+        elif resizes and target.shape != result.shape:
+            _write(target.resize_(result.shape), result)
+        else:
+            _write(target, result)
+
+
+def _write(target: Tensor, result: Tensor) -> None:
+    if not torch.can_cast(result.dtype, target.dtype):
+        raise TransformError(
+            at_user_line(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+        )
+    target.copy_(result)
 
 
 def warn_lane_loop(level: Any, func: OpOverload, why: str = "") -> None:

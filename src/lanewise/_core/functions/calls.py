@@ -19,6 +19,7 @@ from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import form_of, give, take
+from lanewise._core.functions.arguments import Arguments
 from lanewise._core.functions.formulas import Formula, as_function
 from lanewise._core.functions.kept import ABSENT, PerLane, Slot, attributes_of_lanes, look_up, place_of, refer
 from lanewise._core.functions.lane_values import at_lane, needing_gradients, stack_derivatives, stack_lanes
@@ -117,10 +118,11 @@ class Call:
 class UserCall(Call):
     """The application on the plane where the user made it."""
 
-    def __init__(self, cls: Any, kwargs: dict, needs: tuple) -> None:
+    def __init__(self, cls: Any, kwargs: dict, needs: tuple, given: Arguments | None = None) -> None:
         self.cls = cls
         self.kwargs = kwargs
         self.needs = needs
+        self.given = given
         self.include = tls_include_set()
         self.exclude = tls_exclude_set()
         self.single = False
@@ -140,7 +142,7 @@ class UserCall(Call):
 
     def _run(self, args: tuple) -> tuple:
         ctx = Context()
-        ctx.needs_input_grad = self.needs
+        ctx.needs_input_grad = self.of_user(self.needs)
         for arg, needed in zip(args, self.needs, strict=True):
             if needed and isinstance(arg, Plane) and not tracked(arg):
                 arg.requires_grad_()
@@ -149,12 +151,17 @@ class UserCall(Call):
             on_plane(highest_level(args) or self.around),
             ForceDispatchKeyGuard(self.include, self.exclude),
         ):
+            given = args if self.given is None else self.given.filled(args)
             if is_new_style(self.cls):
-                out = self.cls.forward(*args, **self.kwargs)
-                self.cls.setup_context(ctx, args, out)
+                out = self.cls.forward(*given, **self.kwargs)
+                self.cls.setup_context(ctx, given, out)
             else:
-                out = self.cls.forward(ctx, *args, **self.kwargs)
+                out = self.cls.forward(ctx, *given, **self.kwargs)
         return self.keep(ctx, args, out)
+
+    def of_user(self, values: tuple) -> tuple:
+        """Those of the arguments that the user gave, without the tensors that they hold."""
+        return values if self.given is None else values[: self.given.count]
 
     def keep(self, ctx: Context, args: tuple, out: Any) -> tuple:
         """Note what the user's forward left on `ctx`."""
@@ -276,18 +283,21 @@ class UserCall(Call):
 
     def _backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
         formula = user_formula(self.cls)
-        ctx = self.context(kept, needs)
+        own = self.of_user(needs)
+        ctx = self.context(kept, own)
         boxed = getattr(self.cls, "boxed_grads_call", False)
         result = formula(ctx, list(grads)) if boxed else formula(ctx, *grads)
         if is_once_differentiable(self.cls):
             result = _not_twice(result, [*grads, *kept])
-        return check_count(f"{self.cls.__name__}Backward", result, len(needs))
+        result = check_count(f"{self.cls.__name__}Backward", result, len(own))
+        return (*result, *[None] * (len(needs) - len(own)))
 
     def jvp(self, kept: list, tangents: tuple) -> tuple:
         formula = self._of_user(lambda kept, tangents: self._jvp(kept, tangents), self.cls.jvp)
         return self._or_per_lane(formula, kept, tangents)
 
     def _jvp(self, kept: list, tangents: tuple) -> tuple:
+        tangents = self.of_user(tangents)
         ctx = self.context(kept, tuple(t is not None for t in tangents), forward=True)
         result = self.cls.jvp(ctx, *tangents)
         return result if isinstance(result, tuple) else (result,)

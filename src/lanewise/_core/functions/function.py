@@ -18,6 +18,7 @@ from lanewise._core.distributed import is_of_dtensors, placed_as
 from lanewise._core.draws.chunk_draws import own_draws
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import give
+from lanewise._core.functions.arguments import CONTAINERS, with_held_tensors
 from lanewise._core.functions.calls import (
     Call,
     Context,
@@ -64,7 +65,10 @@ def apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         )
     if level is None and not any(isinstance(arg, Tensor) for arg in args):
         return apply_plainly(cls, *args, **kwargs)
-    call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]))
+    given = None
+    if any(type(arg) in CONTAINERS for arg in args):
+        args, given = with_held_tensors(args, has_vmap(cls))
+    call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]), given)
     outs = carry_out(call, args)
     call.forget()
     return outs[0] if call.single else outs
@@ -92,7 +96,8 @@ def carry_out(call: Call, args: tuple) -> tuple:
         outs = _of_constants(call, level, args)
     else:
         outs = _with_tangents(call, level, args)
-    outs = record(call, outs, args)
+    if not call.dirty or any(level.owns(arg) and (i in call.dirty or recorded(arg)) for i, arg in enumerate(args)):
+        outs = record(call, outs, args)  # else what was written to is of a plane below, and recorded there
     return outs if given is args else _written_given(call, outs, args, given)
 
 
@@ -141,16 +146,20 @@ def _by_user_rule(call: UserCall, level: BatchLevel, args: tuple, below_args: tu
             )
         )
     in_dims = tuple([0 if level.mapped(arg) else None for arg in args])
+    given = args
+    if call.given is not None:
+        in_dims = call.given.filled(in_dims, blank=True)
+        below_args, given = call.given.filled(below_args), call.given.filled(args)
     with own_draws(level, cls.__name__):
         result = level.below(lambda: cls.vmap(VmapInfo(level.size, level.randomness), in_dims, *below_args))
     outs, single = wrap_by_out_dims(level, cls.__name__, result)
-    outs = tuple([_unaliased(level, args, below_args, out) for out in outs])
+    outs = tuple([_unaliased(level, given, below_args, out) for out in outs])
     ctx = Context()
     ctx.needs_input_grad = call.needs
     out = outs[0] if single else outs
     if is_new_style(cls):
         with record_as_outside(never=True), on_plane(level):
-            cls.setup_context(ctx, args, out)
+            cls.setup_context(ctx, given, out)
     return call.keep(ctx, args, out)
 
 
@@ -173,7 +182,23 @@ def _of_constants(call: Call, level: LinearLevel, args: tuple) -> tuple:
             )
         )
     outs = level.below(carry_out, call, tuple([level.plain(arg) if isinstance(arg, Tensor) else arg for arg in args]))
-    return tuple([level.adopt(out) if isinstance(out, Tensor) else out for out in outs])
+    return tuple(
+        [
+            _written_constant(level, args[call.written[j]], out)
+            if j in call.written
+            else (level.adopt(out) if isinstance(out, Tensor) else out)
+            for j, out in enumerate(outs)
+        ]
+    )
+
+
+def _written_constant(level: LinearLevel, arg: Any, out: Tensor) -> Any:
+    """The argument that forward wrote to, with its new value."""
+    if level.owns(arg):
+        if out is not arg.value:
+            level.below(arg.value.copy_, out)
+        torch.autograd.graph.increment_version(arg)
+    return arg
 
 
 def _with_tangents(call: Call, level: DualLevel, args: tuple) -> tuple:
@@ -262,12 +287,23 @@ def _written_dual(level: DualLevel, arg: Any, out: Tensor, tangent: Tensor | Non
     """The argument that forward wrote to, with its new value and tangent."""
     if level.owns(arg):
         if out is not arg.value:
-            level.below(arg.value.copy_, out)
+            level.below(arg.value.copy_, _on_plane_of(arg.value, out))
         if tangent is not None and tangent is not arg.tangent:
             lift(arg)
             level.below(arg.tangent.copy_, tangent)
         torch.autograd.graph.increment_version(arg)
     return arg
+
+
+def _on_plane_of(target: Tensor, out: Tensor) -> Tensor:
+    """What `out` stands for on the plane of `target`, where it came of planes above that gave it nothing: its history
+    is there."""
+    while isinstance(out, Plane) and not (isinstance(target, Plane) and target.level.order >= out.level.order):
+        sync(out)
+        if out.level.lifted(out):
+            break
+        out = out.value
+    return out
 
 
 def record(call: Call, outs: tuple | None, args: tuple) -> tuple:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.dual import taken_as_number
 from lanewise._core.parting.joins import part_by
 from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.python.factories import route
@@ -24,6 +25,7 @@ aten = torch.ops.aten
 @lane_rule(aten._local_scalar_dense.default, raw=True)
 def local_scalar_dense(level, x):
     """The one number of all lanes, or an error; zero or one where there are no lanes."""
+    taken_as_number(x)
     if not level.mapped(x):
         return level.physical(x).item()
     note_question(level)

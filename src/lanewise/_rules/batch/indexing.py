@@ -388,6 +388,8 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
         values = (
             values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(level.size, *shape))
         )
+    if values.numel() == 1 and not accumulate and values.is_complex() <= x.is_complex():
+        values = values.to(x.dtype)  # as torch, to which this is masked_fill
     if values.dtype != x.dtype:
         raise IndexError(
             f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination and "

@@ -5,13 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.level import route_name
 from lanewise._core.missing import lane_loop
+from lanewise._core.plane import Plane
 from lanewise._core.python.factories import route
 from lanewise._core.short import hot
 from lanewise._core.short.paths import write_path
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import aligner, at_least_1d, lane_numbers
-from lanewise._torch_compat import operator_names
+from lanewise._rules.lists import entry_by_entry, name_of, operations_on_lists, takes_numbers_of_tensor
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -133,13 +135,13 @@ def _listed(op):
     @lane_rule(op)
     def run(level, *args, **options):
         """lists of [B, *S] or [*S] -> a list of [B, *S]"""
-        alone = [arg for arg in (*args, *options.values()) if isinstance(arg, Tensor)]
-        if any(level.mapped(arg) for arg in alone):
+        numbers = [arg for arg in (*args, *options.values()) if isinstance(arg, Tensor)]
+        if any(level.mapped(arg) for arg in numbers):
             return lane_loop(level, op, args, options)
         bound = [list(arg) if k in lists else arg for k, arg in enumerate(args)]
         for i in range(len(args[lists[0]])):
             operands = [args[k][i] for k in lists if k < len(args)]
-            align = aligner(level, [*operands, *alone], written=operands[0] if mutates else None)
+            align = aligner(level, operands, written=operands[0] if mutates else None)
             lanes = any(level.mapped(operand) for operand in operands)
             for k in lists:
                 if k < len(args):
@@ -147,20 +149,24 @@ def _listed(op):
         return op(*bound, **options)
 
 
-_BY_TENSOR = {
-    "_foreach_clone": lambda x, *, memory_format=None: [t.clone() for t in x],
-    "_foreach_max": lambda x: [t.max() for t in x],
-    "_foreach_mm": lambda x, y: [a @ b for a, b in zip(x, y, strict=True)],
-    "_foreach_norm": lambda x, ord=2, dtype=None: [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in x],
-    "_foreach_powsum": lambda x, ord=2, dtype=None: [t.abs().pow(ord).sum(dtype=dtype) for t in x],
-}
-
-for _name in operator_names("aten::_foreach_"):
-    _packet, _, _overload = _name.removeprefix("aten::").partition(".")
-    if "out" in _overload:
-        continue
-    _op = getattr(getattr(aten, _packet), _overload or "default")
-    if _packet in _BY_TENSOR:
-        decompose(_op, _BY_TENSOR[_packet])
+for _op in operations_on_lists():
+    lone = any(str(arg.type) == "Tensor" for arg in _op._schema.arguments) and not takes_numbers_of_tensor(_op)
+    if lone or name_of(_op) in ("clone", "max", "mm", "norm", "powsum"):
+        decompose(_op, entry_by_entry(_op))
     else:
         _listed(_op)
+
+
+def _by_tensor(name: str) -> None:
+    """With a 0-dim tensor for all entries, torch asks for its number, and its derivative would be lost."""
+    plain, by_tensor = getattr(torch, name), getattr(aten, name).Tensor
+
+    def run(*args: Any, **options: Any) -> Any:
+        return (by_tensor if len(args) == 2 and isinstance(args[1], Plane) else plain)(*args, **options)
+
+    route_name(name, run)
+
+
+for _bare in ("add", "mul", "div"):
+    _by_tensor(f"_foreach_{_bare}")
+    _by_tensor(f"_foreach_{_bare}_")

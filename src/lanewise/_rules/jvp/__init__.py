@@ -9,6 +9,7 @@ from lanewise._rules.jvp import (  # noqa: F401
     losses,
     matmul,
     network,
+    numbers,
     pointwise,
     reductions,
     sampling,

@@ -3,7 +3,8 @@
 import torch
 
 from lanewise._core.dual import undisturbed
-from lanewise._rules.jvp.families import jvp_rule
+from lanewise._rules.jvp.families import decomposed, jvp_rule
+from lanewise._rules.lists import entry_by_entry, operations_on_lists, takes_numbers_of_tensor
 
 aten = torch.ops.aten
 
@@ -72,3 +73,8 @@ def mul_(level, x, y):
         tangent = old.tangent * factor if t is None else old.tangent * factor + old.value * t
         x.tangent.copy_(tangent)
     x.value.mul_(factor)
+
+
+for _op in operations_on_lists():
+    if not takes_numbers_of_tensor(_op):
+        decomposed(_op)(entry_by_entry(_op))

@@ -137,7 +137,12 @@ def resize_(level: DualLevel, x, size, *, memory_format=None):
 
     value = level.below(resized, x.value)
     like = level.adopt(value) if x.tangent is None else level.wrap(value, level.below(resized, x.tangent))
-    return refit(x, like, aten.as_strided_.default, (x, size, like.stride()), {})
+    if count <= x.numel():
+        return refit(x, like, aten.as_strided_.default, (x, size, like.stride()), {})
+    # The shape of a wrapper cannot grow by an operation: its storage is as large as its first shape.
+    torch.Tensor.data.__set__(x, like)  # type: ignore[attr-defined]
+    level.copy_slots(x, like)
+    return x
 
 
 @rule_on_plane(aten.resize_as_.default)
