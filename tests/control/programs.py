@@ -441,6 +441,43 @@ def nothing_known(x, k):
     return best * x
 
 
+def inner_variables(x, k):
+    """What a variable of an inner loop holds once that is over is that of some lanes, and nobody reads it."""
+    total = x.sum()
+    for a in x:
+        for b in range(2):
+            if a < 0:
+                break
+            b = b * total
+            total = total + 0.1 * b
+        else:
+            if total > k - 1:
+                total = total * 0.9
+            else:
+                break
+    return total
+
+
+def inner_variables_of_branches(x, k):
+    total = x.sum()
+    for a in x:
+        if a > 0:
+            for b in x:
+                b = b * total
+                if b > a:
+                    break
+                total = total + b
+        elif a < -1:
+            for c in x[:2]:
+                c = c - k
+                if c > a:
+                    continue
+                total = total + c
+        if total > 4:
+            break
+    return total
+
+
 PROGRAMS = [
     sign, one_sided, early_return, newton, while_with_all, range_of_a_number, nested_ranges, break_over_rows, ternaries,
     boolean_operands, chained, recursion, calls, number_arithmetic, number_branches, python_math, index_by_number,
@@ -448,5 +485,5 @@ PROGRAMS = [
     in_place_products, in_place_loop, views, strings,
     closures, tries, zero_division, with_blocks, matches, generator_callee, quantifiers, comprehension_conditions,
     walrus, modules, decorated_sign, torch_decorated, partials, mixed_kinds, shadow, unused_nan_branch, pairs,
-    nothing_known,
+    nothing_known, inner_variables, inner_variables_of_branches,
 ]  # fmt: skip

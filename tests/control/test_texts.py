@@ -2,6 +2,7 @@
 
 import builtins
 import dataclasses
+import itertools
 import logging
 import warnings
 from typing import Any, NamedTuple
@@ -245,17 +246,17 @@ def test_numbers_as_texts(name):
 def test_numbers_with_one_text_stay_together():
     class Noting(Weights):
         def __missing__(self, key):
-            asked.append(key)
+            next(asked)
             return super().__missing__(key)
 
-    asked, table = [], Noting()
+    asked, table = itertools.count(), Noting()
 
     def by_text(x):
         return x * table[f"{x.item():.0f}"]
 
     xs = torch.linspace(0.0, 2.9, 40)
-    got, asked_once = vmap(by_text)(xs), sorted(asked)
-    assert asked_once == ["0", "1", "2", "3"]
+    got, times = vmap(by_text)(xs), next(asked)
+    assert times == 4
     torch.testing.assert_close(got, torch.stack([by_text(x) for x in xs]))
 
 

@@ -50,15 +50,11 @@ from lanewise._control.rewriting.scopes import (
     writes_in_place,
 )
 from lanewise._control.rewriting.source import Function, Unsupported
+from lanewise._core.again.unseen import ANSWERS
 
 _FRAME = "_lw_f"
 # Expressions whose value is a new container.
 _NEW = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-# Methods from which Python takes nothing but a number or a text of its own: they run as they were written.
-_ANSWERS = frozenset(
-    "__bool__ __bytes__ __complex__ __contains__ __float__ __format__ __hash__ __index__ __int__ __len__ "
-    "__length_hint__ __repr__ __str__".split()
-)
 # What may give a value of several kinds.
 _MIXES = frozenset(("each", "keeping", "kept"))
 _UNSUPPORTED = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -85,7 +81,8 @@ class _Rewriter(Expressions):
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
         numbers: Names whose Python numbers no tensor can stand for where other lanes have one.
         apart_here: By id: such assignments to variables that functions inside see: lanes go on that have one kind.
-        passing: By the id of a `for`: its variables that nobody reads once it is over.
+        passing: By the id of each `for` that is not around the statement: its variables, which nobody else reads. What
+            they hold once it is over is that of some lanes.
         keeping: By id: assignments of values that may be of several kinds.
     """
 
@@ -113,7 +110,7 @@ class _Rewriter(Expressions):
                 self.suspects |= set(stores([statement]))
         self.closed = () if self.simple else tuple(sorted(captured & set(stores(body)) - self.outer))
         self.places: list[str | None] = []
-        self.passing = loop_variables(body)
+        self.passing = {loop: names - captured for loop, names in loop_variables(body).items()}
 
     def run(self) -> None:
         for part in inside(self.body):
@@ -143,7 +140,8 @@ class _Rewriter(Expressions):
         self.node.body = body
 
     def bound(self, nodes: list[Any]) -> list[str]:
-        return [name for name in stores(nodes) if name not in self.outer]
+        left = self.outer.union(*self.passing.values())
+        return [name for name in stores(nodes) if name not in left]
 
     def jump(self) -> list[ast.stmt]:
         return [ast.Continue()] if self.places else self.leave(None)
@@ -229,8 +227,7 @@ class _Rewriter(Expressions):
 
     def visit_For(self, node: ast.For) -> list[ast.stmt]:
         loop = self.new()
-        passing = self.passing.get(id(node), set()) - self.captured
-        names = [name for name in self.bound([node.target, *node.body, *node.orelse]) if name not in passing]
+        names = self.bound([node.target, *node.body, *node.orelse])
         if self.outer & set(stores([node.target])):
             raise Unsupported(
                 "the variable of a `for` belongs to a scope around the function",
@@ -242,7 +239,9 @@ class _Rewriter(Expressions):
         before = self.enter_loop(names, [start, *node.body], node.body)
         over = call(attribute(loop, "over"), attribute(loop, "more"), local_variables())
         head = [when(ast.BoolOp(ast.And(), [attribute(loop, "asks"), over]), ast.Break()), *self.block([start])]
+        passing = self.passing.pop(id(node), set())
         body = self.loop_body(loop, names, node.body)
+        self.passing[id(node)] = passing
         around = ast.For(ast.Name("_lw_i", ast.Store()), items, head + body, [])
         return [self.open_loop(loop, names), around, *self.close_loop(loop, names, node, before)]
 
@@ -326,7 +325,7 @@ class _Rewriter(Expressions):
 
     def visit_With(self, node: ast.With) -> ast.stmt:
         for item in node.items:
-            item.context_expr = self.visit(item.context_expr)
+            item.context_expr = call(runtime("context"), self.visit(item.context_expr))
             if item.optional_vars is not None:
                 item.optional_vars = self.visit(item.optional_vars)
         node.body = self.block(node.body)
@@ -438,7 +437,7 @@ class _Rewriter(Expressions):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
         for statement in node.body:
-            if isinstance(statement, ast.FunctionDef) and statement.name not in _ANSWERS:
+            if isinstance(statement, ast.FunctionDef) and statement.name not in ANSWERS:
                 self.nested(statement)
         self.known.add(node.name)
         return node

@@ -18,7 +18,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import Generators, reseat_generators
 from lanewise._core.level import current_level, on_plane
 from lanewise._core.parting.absent import note
-from lanewise._core.parting.causes import Cause
+from lanewise._core.parting.causes import Cause, changed_by
 from lanewise._core.parting.interleaved import FrontHookedLevel, FrontLevel, lanes_in_front, layout_in_loop
 from lanewise._core.parting.joins import settle
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
@@ -66,8 +66,9 @@ def run_apart(
         jagged or is_ragged(out_dims) or any(isinstance(leaf, BatchTensor) and recorded(leaf) for leaf in leaves)
     )
     code = code_of(call.func)
-    func = None if code in _as_written or results else converted(call.func)
     held = held_before(reach_of(call.func), leaves)
+    unseen = None if held is None else held.unseen
+    func = None if unseen or code in _as_written or results else converted(call.func)
     exact = False
     while True:
         level = _level(place, randomness, flat, code)
@@ -103,7 +104,7 @@ def run_apart(
                         structured=func is not None,
                         results=results,
                         alone=alone,
-                        cause=_as_written.get(code),
+                        cause=_as_written.get(code) if unseen is None else changed_by(unseen),
                     )
                 if machine.raised:
                     raise_caught(level, Restart)

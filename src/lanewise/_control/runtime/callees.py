@@ -26,6 +26,7 @@ from lanewise._control.runtime.numbers import kind_of, one_number, one_truth
 from lanewise._control.runtime.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.again.effects import CACHED, MUTATING
 from lanewise._core.again.libraries import is_library
+from lanewise._core.parting.causes import Cause, cause_here
 from lanewise._core.parting.lanes import Lanes, Restart, Target, machine
 from lanewise._core.short.direct import METHODS
 from lanewise._torch_compat import has_module_hooks
@@ -65,7 +66,14 @@ _OPERATIONS = ("torch.", "lanewise._core.")
 _LAYERS = "torch.nn.modules."
 # NumPy's generators, which take no seeds but Python's own numbers.
 _SEEDED = "numpy.random"
+# Classes whose objects call a function that they are given.
+_TAKE_FUNCTIONS = frozenset(
+    [itertools.accumulate, itertools.dropwhile, itertools.filterfalse, itertools.groupby, itertools.starmap]
+    + [itertools.takewhile, collections.defaultdict]
+)
 _TAKE_ONE = frozenset({collections.deque, itertools.permutations})
+# Classes whose objects call a method, or ask for an attribute, by its name.
+_BY_NAME = frozenset({operator.methodcaller, operator.attrgetter, operator.itemgetter})
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 
@@ -98,7 +106,9 @@ def callee(func: Any) -> Any:
         stand_in = replaced.get(func)
         if stand_in is not None:
             return stand_in
-        if str(func.__module__).startswith(_LAYERS) or func in _TAKE_ONE:
+        if func in _TAKE_FUNCTIONS:
+            func = functools.partial(_with_callbacks, func)
+        elif str(func.__module__).startswith(_LAYERS) or func in _TAKE_ONE:
             func = functools.partial(_with_one_number, func)
         elif str(func.__module__).startswith(_SEEDED):
             func = functools.partial(_with_numbers_resolved, func)
@@ -139,6 +149,40 @@ def _with_key(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
 def _with_one_number(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A class that keeps integers for functions which take no others: sizes of kernels, a length."""
     return func(*map(_one_integer, args), **{name: _one_integer(arg) for name, arg in kwargs.items()})
+
+
+def _call_cached(func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call what `functools.lru_cache` has made. What it keeps of lanes that run is not for others to find."""
+    cache, waited, begun, inside = getattr(func, "__func__", func), narrowed(), machine.partings, []
+    misses = cache.cache_info().misses
+    try:
+        return call_apart(functools.partial(_noting_partings, inside), func, *args, **kwargs)
+    finally:
+        # A global function is known not to hold what only some lanes have.
+        own = cache is not func or "<locals>" in cache.__wrapped__.__qualname__
+        of_some = inside or (own and (waited or machine.partings > begun))
+        kind = sys.exc_info()[0]
+        if of_some and cache.cache_info().misses > misses and (kind is None or issubclass(kind, Exception)):
+            raise Restart(machine.level, cause=_kept()) from None
+
+
+def _noting_partings(inside: list[None], func: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function; `inside` has an entry then if lanes parted in it, and not for its arguments."""
+    args, kwargs = tuple(map(one_number, args)), {name: one_number(arg) for name, arg in kwargs.items()}
+    begun = machine.partings
+    try:
+        return func(*args, **kwargs)
+    finally:
+        if machine.partings > begun:
+            inside.append(None)
+
+
+def _kept() -> Cause | None:
+    """Why code has to run as written that keeps results of some lanes."""
+    return cause_here(
+        "not all lanes come to where a cached function keeps what it gives",
+        "a dict that the function has made: if k not in memo: memo[k] = ...",
+    )
 
 
 def _with_numbers_resolved(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
@@ -227,7 +271,7 @@ def _method(func: types.MethodType) -> Any:
     if stand_in is not None:
         return functools.partial(stand_in, owner)
     if type(inner) is not types.FunctionType:
-        return functools.partial(call_apart, _with_numbers_resolved, func) if type(inner) is CACHED else func
+        return functools.partial(_call_cached, func) if type(inner) is CACHED else func
     new = _function(inner)
     if is_library(inner) and narrowed():
         bound = types.MethodType(new, owner) if type(new) is types.FunctionType else functools.partial(new, owner)
@@ -239,8 +283,9 @@ def _method(func: types.MethodType) -> Any:
 
 def _object(func: Any) -> Any:
     """A module, a partial, or another object that can be called."""
-    if type(func) is CACHED:
-        return functools.partial(call_apart, _with_numbers_resolved, func)
+    kind = type(func)
+    if kind is CACHED:
+        return functools.partial(_call_cached, func)
     if isinstance(func, nn.Module):
         return _module(func)
     if isinstance(func, functools.partial):
@@ -251,6 +296,8 @@ def _object(func: Any) -> Any:
     call = getattr(type(func), "__call__", None)  # noqa: B004
     if type(call) is types.FunctionType and not is_library(call):
         return _method(types.MethodType(call, func))
+    if kind in _BY_NAME and narrowed():
+        return functools.partial(watched, func, None)
     if str(getattr(func, "__module__", None)) == _SEEDED:
         return functools.partial(_with_numbers_resolved, func)
     return func

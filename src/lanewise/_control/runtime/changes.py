@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from lanewise._control.runtime.numbers import LaneNumber
 from lanewise._core.again.holdings import ATOMS, look, put_back, unchanged
+from lanewise._core.again.unseen import context_changes, unseen_of_class
 from lanewise._core.parting.causes import Cause, cause_here
 from lanewise._core.parting.lanes import BeginAgain, Disagreement, Restart, machine
 from lanewise._core.recording.leaf_gradients import is_shared_leaf, set_otherwise
@@ -75,6 +76,13 @@ def changes_outside() -> None:
     """Before a variable of a scope around the function is bound."""
     if narrowed():
         raise Restart(machine.level, cause=_changed("a variable of a scope around it"))
+
+
+def context(manager: Any) -> Any:
+    """Before a context manager is entered."""
+    if narrowed() and context_changes(manager):
+        raise Restart(machine.level, cause=_changed(f"an object, by the context {type(manager).__name__}"))
+    return manager
 
 
 def _changed_thing(thing: Any) -> Cause | None:
@@ -200,4 +208,7 @@ def changes_first(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
 
 def built(kind: type, /, *args: Any, **kwargs: Any) -> Any:
     """An object that the running lanes make."""
+    unseen = unseen_of_class(kind) if isinstance(kind, type) else None
+    if unseen is not None and unseen.making:
+        raise Restart(machine.level, cause=changed_inside())
     return made(kind(*args, **kwargs))

@@ -9,7 +9,7 @@ from torch import Tensor
 from lanewise._control.rewriting import compiling
 from lanewise._control.rewriting.expressions import KINDS, NUMBERS
 from lanewise._control.runtime.callees import fn
-from lanewise._control.runtime.changes import changes, changes_outside, made
+from lanewise._control.runtime.changes import changes, changes_outside, context, made
 from lanewise._control.runtime.choices import (
     both,
     called_by_keeping,
@@ -59,6 +59,7 @@ __all__ = [
     "changes_outside",
     "choose",
     "contains",
+    "context",
     "each",
     "either",
     "equal",

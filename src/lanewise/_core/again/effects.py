@@ -17,7 +17,7 @@ MUTATING = frozenset(
     "writelines move_to_end".split()
 )
 # Other names of what changes objects that are given to it, or have it.
-_CHANGING = MUTATING | frozenset(
+CHANGING = MUTATING | frozenset(
     "setattr delattr setitem delitem heappush heappop heapify heapreplace heappushpop insort insort_left insort_right "
     "shuffle subtract train eval put get_nowait put_nowait exec add_module load_state_dict "
     "iadd iconcat ior iand isub ixor imul seek truncate __setattr__ __delattr__ __setitem__ __delitem__".split()
@@ -34,7 +34,7 @@ _SHOWING = frozenset(
 _MEMORY = frozenset("numpy asarray from_dlpack to_dlpack data_ptr untyped_storage storage".split())
 _TO_ARRAYS = frozenset("fill fill_diagonal copyto putmask place partition itemset setflags at".split())
 # Instructions that put a new container or a number on the stack, and those that only move what is there.
-_MADE = frozenset(
+MADE = frozenset(
     "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
     "MAP_ADD SET_ADD LOAD_CONST LOAD_SMALL_INT BINARY_OP COMPARE_OP UNARY_NEGATIVE".split()
 )
@@ -71,14 +71,14 @@ class Effects:
         self.stored: set[str] = set()
         self.attributes: set[str] = set()
         self.bound: set[str] = set()
-        steps = _steps(code)
+        steps = steps_of(code)
         packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + packed]
-        own = _only(steps, _MADE).keys() - given
-        results = _only(steps, _MADE | _CALLS)
+        own = only(steps, MADE).keys() - given
+        results = only(steps, MADE | _CALLS)
         if not _BY_NAME.isdisjoint(code.co_names):
             texts = [const for const in code.co_consts if type(const) is str]
-            self.changes = not _CHANGING.isdisjoint(texts)
+            self.changes = not CHANGING.isdisjoint(texts)
             self.writes = self.writes or any(text[-1:] == "_" and text[:2] != "__" for text in texts)
         if "globals" in code.co_names:
             self.names |= {const for const in code.co_consts if type(const) is str and const in variables}
@@ -91,7 +91,7 @@ class Effects:
             kind, name = step.opname, step.argval
             before = steps[place - 1] if place else None
             if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
-                self.changes = self.changes or name in _CHANGING or (name == "print" and to_file)
+                self.changes = self.changes or name in CHANGING or (name == "print" and to_file)
                 if name not in variables and hasattr(builtins, name):
                     continue
                 if not of_no_account(variables.get(name)):
@@ -105,14 +105,14 @@ class Effects:
                 self.attributes.add(name)
                 if name[-1] == "_" and name[:2] != "__":
                     self.changes = self.writes = True
-                if name in _CHANGING or name == "set" or name.startswith("register_"):
-                    self.changes = self.changes or not _loads(before, own)
+                if name in CHANGING or name == "set" or name.startswith("register_"):
+                    self.changes = self.changes or not loads(before, own)
             elif kind in ("STORE_ATTR", "DELETE_ATTR"):
                 self.bound.add(name)
                 # (The context of a custom Function is new in each call.)
-                self.changes = self.changes or not _loads(before, _CONTEXT)
+                self.changes = self.changes or not loads(before, _CONTEXT)
             elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-                outside = not (place > 1 and _loads(steps[place - 2], own))
+                outside = not (place > 1 and loads(steps[place - 2], own))
                 self.changes, self.writes = self.changes or outside, self.writes or outside
             elif kind == "BINARY_OP" and step.argrepr in _IN_PLACE:
                 to_array = True
@@ -142,7 +142,7 @@ class _Step(NamedTuple):
     argrepr: str
 
 
-def _steps(code: types.CodeType) -> list[_Step]:
+def steps_of(code: types.CodeType) -> list[_Step]:
     """The instructions of code, each doing one thing, by the names of Python 3.12."""
     found = []
     for step in dis.get_instructions(code):
@@ -164,7 +164,7 @@ def _steps(code: types.CodeType) -> list[_Step]:
     return found
 
 
-def _only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
+def only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
     """Variables that are bound to nothing but what instructions of some kinds make, and where they first are."""
     found: dict[str, int] = {}
     others: set[str] = set()
@@ -181,7 +181,7 @@ def _only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
     return {name: place for name, place in found.items() if name not in others}
 
 
-def _loads(step: _Step | None, names: Set[str]) -> bool:
+def loads(step: _Step | None, names: Set[str]) -> bool:
     return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
 
 

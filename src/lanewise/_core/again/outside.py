@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lanewise._core.again.effects import CACHED, MUTATING, Effects, effects_of, is_bound, known, of_no_account
 from lanewise._core.again.holdings import Held, attributes_of, look, put_back
 from lanewise._core.again.libraries import is_library, of_library
+from lanewise._core.again.unseen import unseen_in, unseen_of_class
 
 # So many entries of objects are looked at before a call.
 _MOST = 5000
@@ -31,6 +32,8 @@ _NEAR = 200
 _MANY = 500
 _CONTAINERS = frozenset({list, tuple, dict, set, collections.OrderedDict, collections.deque, collections.defaultdict})
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
+# What `contextmanager` makes of a generator: converted code sees it entered.
+_CONTEXT = contextmanager(lambda: iter(())).__code__
 # Methods that change an object which is new.
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__", "__class_getitem__"})
 
@@ -47,7 +50,7 @@ class Reach:
         writes: Whether they may write to tensors in place.
     """
 
-    __slots__ = ("functions", "things", "bound", "by_name", "changes", "writes", "_pending")
+    __slots__ = ("functions", "things", "bound", "by_name", "changes", "writes", "_classes", "_contexts", "_pending")
 
     def __init__(self, *things: Any, verdict: bool = False) -> None:
         """`verdict`: only whether they change anything is asked."""
@@ -55,6 +58,8 @@ class Reach:
         self.things: list[Any] = []
         self.bound: set[str] = set()
         self.changes = self.writes = self.by_name = False
+        self._classes: set[type] = set()
+        self._contexts: set[Any] = set()
         self._pending = list(things)
         followed: set[int] = set()
         for thing in self._pending:  # which grows on the way, and keeps what it has, so that no id is used again
@@ -71,6 +76,8 @@ class Reach:
     def _follow(self, thing: Any) -> None:
         kind = type(thing)
         if kind is types.FunctionType:
+            if thing.__code__ is _CONTEXT:
+                self._contexts.add(thing.__wrapped__)
             if hasattr(thing, "__wrapped__"):
                 self._pending.append(thing.__wrapped__)
             if thing not in self.functions and not is_library(thing):
@@ -95,9 +102,11 @@ class Reach:
                 self.things.append(thing)
         else:
             self.things.append(thing)
+            self._classes |= {thing, kind} if issubclass(kind, type) else {kind}
             for changing in _changing(thing):
                 if isinstance(changing, type):
                     self.changes = True
+                    self._classes.add(changing)
                     self._pending += functions_of(changing)
                 else:
                     self._pending.append(changing)
@@ -124,6 +133,18 @@ class Reach:
                 self._pending += [each for each in found if not of_no_account(each)]
             elif not of_no_account(value):
                 self._pending.append(value)
+
+    def unseen(self) -> types.CodeType | None:
+        """Code that may change objects where converted code does not see it (unseen.py), or None."""
+        names = {func.__name__ for func, effects in self.functions.items() if effects.changes}
+        kinds = [found for kind in self._classes if (found := unseen_of_class(kind)) is not None]
+        for kind in kinds:
+            if (code := kind.asked or kind.by_methods(names)) is not None:
+                return code
+        for func in self.functions.keys() - self._contexts:
+            if (code := unseen_in(func.__code__, func.__globals__, names)) is not None:
+                return code
+        return None
 
     def roots(self) -> Iterable[Any]:
         """Where to look for objects that a call may change."""
@@ -186,7 +207,8 @@ def _class_changes(kind: type) -> bool:
         with looking(kind) as first:
             if not first:
                 return False
-            found = _classes[kind] = Reach(*functions_of(kind), verdict=True).changes
+            found = unseen_of_class(kind).asked is not None  # type: ignore[union-attr]
+            found = _classes[kind] = found or Reach(*functions_of(kind), verdict=True).changes
     return found
 
 
@@ -224,6 +246,8 @@ def functions_of(kind: type) -> list[Any]:
                 found += [each for each in (value.fget, value.fset) if each is not None]
             elif isinstance(value, (staticmethod, classmethod)):
                 found.append(value.__func__)
+            elif isinstance(value, functools.cached_property):
+                found.append(value.func)
             elif isinstance(value, types.FunctionType) and name not in _MAKING:
                 found.append(value)
     return found
@@ -243,11 +267,13 @@ class Before:
         held: Objects, and what they held.
         names: Classes, modules and dicts of globals, names in them, and what these stood for.
         tensors: Small tensors that may be written to, the versions they had, and copies.
+        unseen: Code that may change objects where converted code does not see it (unseen.py), or None.
     """
 
-    __slots__ = ("held", "names", "tensors")
+    __slots__ = ("held", "names", "tensors", "unseen")
 
     def __init__(self, reaches: list[Reach], args: Iterable[Any]) -> None:
+        self.unseen = next((code for reach in reaches if (code := reach.unseen()) is not None), None)
         roots = [*args, *[root for reach in reaches for root in reach.roots()]]
         self.held: list[Held] = look(roots, _MOST, whole=False)  # type: ignore[assignment]
         self.names: list[tuple[Any, str, Any]] = []

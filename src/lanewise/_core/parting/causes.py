@@ -1,5 +1,6 @@
 """Why converted code will not do for a function: what its warning says, noted where it is found out."""
 
+from types import CodeType
 from typing import NamedTuple
 
 from lanewise.errors import user_call
@@ -35,4 +36,16 @@ def cause_here(what: str, instead: str) -> Cause | None:
         f"runs as it was written: {what}",
         call.line,
         instead,
+    )
+
+
+def changed_by(code: CodeType) -> Cause:
+    """That of a function which may come to code that changes objects where Python calls it by itself."""
+    return Cause(
+        code.co_name,
+        code.co_filename,
+        code.co_firstlineno,
+        "may change an object where Python calls it by itself, so that the function runs as it was written",
+        0,
+        "a method that is called by its name: table.find(x) for x in table, cache.get(k) for cache[k]",
     )
