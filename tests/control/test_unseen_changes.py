@@ -1,12 +1,15 @@
 """Code that changes objects where no call is to be seen: it does so in the lanes that come by, and in no others."""
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
 import operator
+import random
 from collections import defaultdict
 
+import numpy as np
 import pytest
 import torch
 
@@ -380,3 +383,72 @@ def test_a_context_does_not_keep_functions_from_going_on_together():
     xs = torch.linspace(1.0, 1e6, 100, dtype=torch.float64)
     torch.testing.assert_close(vmap(root)(xs), xs.sqrt())
     assert len(runs) == 1
+
+
+# --- what is kept in C -----------------------------------------------------------------------------------------------
+
+
+class Added(Counter):
+    def __iadd__(self, other):
+        self.n += other
+        return self
+
+
+def adds_to_an_array(array):
+    array += 1
+    return array[0]
+
+
+def adds_to_an_object(counter):
+    counter += 2
+    return counter.n
+
+
+def sets_a_variable(variable):
+    variable.set(variable.get() + 1)
+    return variable.get()
+
+
+def shuffled(state):
+    state[0].shuffle(state[1])
+    return state[1][0]
+
+
+KEPT = {
+    "random": (lambda: random.Random(0), lambda o: o.random() + o.randint(0, 9)),
+    "numpy.random": (lambda: np.random.default_rng(0), lambda o: o.random()),
+    "RandomState": (lambda: np.random.RandomState(0), lambda o: o.rand()),
+    "shuffle": (lambda: (np.random.default_rng(0), np.arange(9.0)), shuffled),
+    "ContextVar": (lambda: contextvars.ContextVar("v", default=0), sets_a_variable),
+    "defaultdict": (lambda: defaultdict(int), lambda o: o[len(o)] + len(o)),
+    "defaultdict by text": (lambda: defaultdict(int), lambda o: o["key"] + len(o)),
+    "defaultdict by number": (lambda: defaultdict(int), lambda o: o[0] + len(o)),
+    "__setitem__": (lambda: [1, 2, 3], lambda o: (o.__setitem__(slice(0, 1), [4, 5]), len(o))[1]),
+    "array +=": (lambda: np.zeros(3), adds_to_an_array),
+    "array.fill": (lambda: np.zeros(3), lambda o: (o[1:].fill(o[1] + 2), o[1])[1]),
+    "array.sort": (lambda: np.arange(3.0)[::-1].copy(), lambda o: (o.sort(), o[0])[1]),
+    "out=": (lambda: np.zeros(3), lambda o: np.add(o, 1, out=o)[0]),
+    "put": (lambda: np.zeros(3), lambda o: (np.put(o, [0], [5.0]), o[0])[1]),
+    "copyto": (lambda: np.zeros(3), lambda o: (np.copyto(o, o + 1), o[0])[1]),
+    "add.at": (lambda: np.zeros(3), lambda o: (np.add.at(o, [0, 0], 1), o[0])[1]),
+    "memoryview": (lambda: memoryview(bytearray(2)), lambda o: (o.__setitem__(0, o[0] + 1), o[0])[1]),
+    "+= a constant": (Added, adds_to_an_object),
+}
+
+
+def kept_in_a_branch_alone(kind, use, x):
+    kept = kind()
+    first = float(use(kept)) if x > 0 else 0.0
+    return x * (first * 10 + float(use(kept)))
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("lanes", [5, 200])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_in_c_is_of_the_lanes_that_come_by(name, lanes):
+    f = functools.partial(kept_in_a_branch_alone, *KEPT[name])
+    xs = torch.randn(lanes, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for _ in range(4):
+        want = torch.stack([f(x) for x in xs])
+        torch.testing.assert_close(vmap(f, chunk_size=4)(xs), want)
+        torch.testing.assert_close(vmap(f)(xs), want)

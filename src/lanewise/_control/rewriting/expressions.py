@@ -353,7 +353,7 @@ class Expressions(ast.NodeTransformer):
             return node
         if (out := self.for_each_value(node, [node.value, node.slice])) is not None:
             return out
-        if _is_constant(node.slice):
+        if _is_constant(node.slice) and not isinstance(node.slice, ast.Constant):
             node.value = self.visit(node.value)
             return node
         value = self.visit(node.value)

@@ -410,12 +410,10 @@ class _Rewriter(Expressions):
             node.value = self.visit(node.value)
             return node
         node.value = self.visit(node.value)
-        number = isinstance(node.value, ast.Constant)
         out: list[ast.stmt] = []
         if self.unsure(target.id):
             out.append(assign(target.id, call(runtime("load"), load_name(target.id), ast.Constant(target.id))))
-        if not number:
-            out.append(ast.Expr(call(runtime("changes"), load_name(target.id))))
+        out.append(ast.Expr(call(runtime("changes"), load_name(target.id))))
         self.known.add(target.id)
         return [*out, node]
 

@@ -2,11 +2,13 @@
 
 import bisect
 import collections
+import contextvars
 import functools
 import heapq
 import itertools
 import opcode
 import operator
+import random
 import sys
 import types
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from lanewise._control.runtime.iterators import iterator_shared, reach_iterators
 from lanewise._control.runtime.merging import join
 from lanewise._control.runtime.numbers import kind_of, one_number, one_truth
 from lanewise._control.runtime.tensor_calls import TAKE_LISTS, call_with_numbers
-from lanewise._core.again.effects import CACHED, MUTATING
+from lanewise._core.again.effects import CACHED, MUTATING, TO_ARRAYS
 from lanewise._core.again.libraries import is_library
 from lanewise._core.parting.causes import Cause, cause_here
 from lanewise._core.parting.lanes import Lanes, Restart, Target, machine
@@ -113,6 +115,8 @@ def callee(func: Any) -> Any:
         elif str(func.__module__).startswith(_SEEDED):
             func = functools.partial(_with_numbers_resolved, func)
         return functools.partial(built, func) if narrowed() else func
+    if kind is types.MethodWrapperType and func.__name__ in _SPECIAL:
+        changes(func.__self__)
     if kind in _UNBOUND and (func.__name__ in MUTATING or func.__name__ in _SPECIAL):
         return functools.partial(changes_first, func)
     return _object(func)
@@ -132,13 +136,37 @@ def _builtin(func: Any) -> Any:
         return stand_in
     if isinstance(owner, torch.Generator):
         return functools.partial(seeds.generator_method, func)
-    if func.__name__ in MUTATING:
+    if func.__name__ in MUTATING or _keeps_state(owner, func.__name__):
         changes(owner)
         if isinstance(owner, (dict, set)):
             return functools.partial(_with_key, func)
     if (type(owner) is list or type(owner) is tuple) and func.__name__ in list_methods:
         return functools.partial(list_methods[func.__name__], owner)
     return func
+
+
+def _keeps_state(owner: Any, name: str) -> bool:
+    """Whether a method changes what an object of Python's or NumPy's keeps in C: the state of a generator, say.
+
+    (Generators of a module draw for all lanes.)
+    """
+    if isinstance(owner, random.Random):
+        return owner is not getattr(random.random, "__self__", None)
+    if isinstance(owner, contextvars.ContextVar):
+        return name in ("set", "reset")
+    module = type(owner).__module__
+    if module == "numpy":
+        return name in TO_ARRAYS
+    return module.startswith(_SEEDED) and owner is not getattr(sys.modules[_SEEDED].rand, "__self__", None)
+
+
+def _numpy(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """A function of NumPy's, while lanes wait: one that writes to an array changes it."""
+    out = kwargs.get("out")
+    written = [*args[: func.__name__ in TO_ARRAYS], *(out if type(out) is tuple else (out,))]
+    for array in written:
+        changes(array)
+    return func(*args, **kwargs)
 
 
 def _with_key(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
@@ -267,6 +295,8 @@ def _with_callbacks(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
 
 def _method(func: types.MethodType) -> Any:
     inner, owner = func.__func__, func.__self__
+    if narrowed() and _keeps_state(owner, str(getattr(inner, "__name__", None))):
+        changes(owner)
     stand_in = replaced_methods.get(inner)
     if stand_in is not None:
         return functools.partial(stand_in, owner)
@@ -298,6 +328,8 @@ def _object(func: Any) -> Any:
         return _method(types.MethodType(call, func))
     if kind in _BY_NAME and narrowed():
         return functools.partial(watched, func, None)
+    if str(kind.__module__) == "numpy" and narrowed():
+        return functools.partial(_numpy, func)
     if str(getattr(func, "__module__", None)) == _SEEDED:
         return functools.partial(_with_numbers_resolved, func)
     return func

@@ -3,6 +3,7 @@
 Each does what the original does where no argument has lanes.
 """
 
+import collections
 import datetime
 import decimal
 import functools
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.runtime.callees import fn, replaced, replaced_methods
-from lanewise._control.runtime.changes import changes, watched
+from lanewise._control.runtime.changes import changes, narrowed, watched
 from lanewise._control.runtime.iterators import refuse_iterators
 from lanewise._control.runtime.merging import join
 from lanewise._control.runtime.numbers import (
@@ -349,6 +350,8 @@ _PLAIN_INDEX = frozenset({int, str, type(None), type(Ellipsis), bool})
 
 def item(thing: Any, index: Any) -> Any:
     """`thing[index]`"""
+    if isinstance(thing, collections.defaultdict) and not isinstance(index, LaneNumber):
+        return _kept(thing, index)
     if type(index) in _PLAIN_INDEX or machine.level is None:
         return thing[index]
     if isinstance(thing, Tensor):
@@ -363,12 +366,19 @@ def item(thing: Any, index: Any) -> Any:
     while True:
         lanes = level.lanes
         value = index.resolve()
-        values.append(thing[value])
+        values.append(_kept(thing, value) if isinstance(thing, collections.defaultdict) else thing[value])
         pieces.append(level.lanes)
         if level.lanes is lanes:
             return join(level, base, pieces, values)
         verdict = decide(level, _elsewhere(level, lanes, index, value))
         level.lanes = child(lanes, verdict[0])
+
+
+def _kept(thing: collections.defaultdict, key: Any) -> Any:
+    """An entry, which such a dict keeps from then on."""
+    if narrowed() and key not in thing:
+        changes(thing)
+    return thing[key]
 
 
 def _elsewhere(level: Any, lanes: Any, index: LaneNumber, value: Any) -> Tensor:

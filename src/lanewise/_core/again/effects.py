@@ -32,7 +32,10 @@ _SHOWING = frozenset(
 )
 # Names of what gives the memory of a tensor to code that may write to it unseen, and of what else writes to arrays.
 _MEMORY = frozenset("numpy asarray from_dlpack to_dlpack data_ptr untyped_storage storage".split())
-_TO_ARRAYS = frozenset("fill fill_diagonal copyto putmask place partition itemset setflags at".split())
+TO_ARRAYS = frozenset(
+    "fill fill_diagonal copyto putmask place put put_along_axis partition sort resize byteswap itemset setflags "
+    "setfield at shuffle".split()
+)
 # Instructions that put a new container or a number on the stack, and those that only move what is there.
 MADE = frozenset(
     "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
@@ -85,7 +88,7 @@ class Effects:
         memory = not _MEMORY.isdisjoint(code.co_names)
         to_array = any(type(const) is tuple and "out" in const for const in code.co_consts)
         self.writes = self.writes or to_array  # as the argument of that name, perhaps
-        to_array = to_array or not _TO_ARRAYS.isdisjoint(code.co_names)
+        to_array = to_array or not TO_ARRAYS.isdisjoint(code.co_names)
         to_file = any(type(const) is tuple and "file" in const for const in code.co_consts)
         for place, step in enumerate(steps):
             kind, name = step.opname, step.argval
