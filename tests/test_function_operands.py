@@ -1,9 +1,10 @@
-"""Operands of custom Functions that are written to, or held in a list or a dict, in every nesting."""
+"""Operands of custom Functions that are written to, held in a list or a dict, or tangents, in every nesting."""
 
 import pytest
 import torch
 from torch.autograd import Function
 
+from lanewise import linearize, vmap
 from tests.plain import NESTINGS, assert_as_plain
 
 
@@ -92,6 +93,54 @@ class HoldingWithVmap(HoldingDeep):
         return HoldingDeep.apply(x, options), 0
 
 
+class Solve(Function):
+    """Whose backward is a solve again."""
+
+    @staticmethod
+    def forward(a, b):
+        return torch.linalg.solve(a, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx, g):
+        a, x = ctx.saved_tensors
+        pulled = Solve.apply(a.mT, g)
+        return -pulled.unsqueeze(-1) * x.unsqueeze(-2), pulled
+
+
+class Applying(Function):
+    """Whose jvp applies another Function to the tangent."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_forward(x)
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * Product.apply(t, ctx.saved_tensors[0])
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, t, x):
+        ctx.save_for_backward(t, x)
+        return t * x
+
+    @staticmethod
+    def backward(ctx, g):
+        t, x = ctx.saved_tensors
+        return g * x, g * t
+
+
 def written(x):
     y = x.sin()
     z = Tripled.apply(y)
@@ -143,6 +192,14 @@ def with_vmap(x):
     return HoldingWithVmap.apply(x, {"w": (x * 2,), "k": 2}) * x
 
 
+def solved(x):
+    return Solve.apply(2 * torch.eye(3, dtype=x.dtype) + x.unsqueeze(-1) * x.cos(), x.sin())
+
+
+def applied_in_a_jvp(x):
+    return Applying.apply(x.sin()) * x
+
+
 PROGRAMS = [
     written,
     written_part,
@@ -154,6 +211,8 @@ PROGRAMS = [
     in_a_dict,
     with_jvp,
     with_vmap,
+    solved,
+    applied_in_a_jvp,
 ]
 
 
@@ -161,3 +220,9 @@ PROGRAMS = [
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_nestings(f, nesting):
     assert_as_plain(f, nesting, 3)
+
+
+def test_a_function_of_tangents_below_a_vmap():
+    xs = torch.rand(2, 3)
+    with pytest.raises(NotImplementedError, match="Solve is applied to a tangent"):
+        linearize(vmap(solved), xs)

@@ -13,6 +13,7 @@ from lanewise._core.layouts import run_with_layouts
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import find_rule
 from lanewise._core.one_lane import failure_in_one_lane
+from lanewise._core.overlaps import check_written
 from lanewise._core.parting.lanes import BeginAgain, Restart, machine
 from lanewise._core.plane import (
     Plane,
@@ -325,6 +326,7 @@ class BatchLevel(Level):
                 self._keep_written(func, args, kwargs)
             if not rule.raw:
                 self._check_written(func, args, kwargs)
+                check_written(func, args, kwargs)
         elif rule.undeclared and self.journal is not None:
             for statistic in written_statistics(func, args, kwargs):
                 if self.owns(statistic):

@@ -93,6 +93,8 @@ def carry_out(call: Call, args: tuple) -> tuple:
     if isinstance(level, BatchLevel):
         outs = _over_lanes(call, level, args)
     elif isinstance(level, LinearLevel):
+        if any(level.owns(arg) and arg.slot is not None for arg in args):
+            return _of_tangents(call, level, args)
         outs = _of_constants(call, level, args)
     else:
         outs = _with_tangents(call, level, args)
@@ -173,14 +175,6 @@ def _unaliased(level: BatchLevel, args: tuple, below_args: tuple, out: Any) -> A
 
 def _of_constants(call: Call, level: LinearLevel, args: tuple) -> tuple:
     """What does not depend on the tangents is no part of the program that `linearize` writes down."""
-    if any(level.owns(arg) and arg.slot is not None for arg in args):
-        raise FunctionError(
-            at_user_line(
-                f"linearize: {call.cls.__name__} is applied to a tangent, in a jvp staticmethod: a custom Function is "
-                "no linear operation",
-                "push = lambda *tangents: jvp(f, primals, tangents)[1]  # in place of linearize(f, *primals)[1]",
-            )
-        )
     outs = level.below(carry_out, call, tuple([level.plain(arg) if isinstance(arg, Tensor) else arg for arg in args]))
     return tuple(
         [
@@ -190,6 +184,33 @@ def _of_constants(call: Call, level: LinearLevel, args: tuple) -> tuple:
             for j, out in enumerate(outs)
         ]
     )
+
+
+def _of_tangents(call: Call, level: LinearLevel, args: tuple) -> tuple:
+    """Applied to a tangent, in a jvp or in the backward that a jvp is derived from: linear there, one step."""
+    if not isinstance(call, UserCall):
+        raise FunctionError(
+            at_user_line(
+                f"linearize: {call.cls.__name__} is applied to a tangent, in a jvp staticmethod or in a backward that "
+                "is differentiated again, below a vmap",
+                "push = lambda *tangents: jvp(f, primals, tangents)[1]  # in place of linearize(f, *primals)[1]",
+            )
+        )
+    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    rest = [None if isinstance(arg, Tensor) else arg for arg in args]
+
+    def run(*tensors: Tensor) -> tuple:
+        given = rest.copy()
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor
+        own = tuple(given) if call.given is None else call.given.filled(tuple(given))
+        out = apply(call.cls, *own, **call.kwargs)
+        call.single = not isinstance(out, tuple)
+        return (out,) if call.single else out
+
+    outs = level.carry(run, tuple([args[i] for i in places]))
+    call.slots, call.dirty, call.fixed, call.written = [], [], [], {}
+    return outs
 
 
 def _written_constant(level: LinearLevel, arg: Any, out: Tensor) -> Any:

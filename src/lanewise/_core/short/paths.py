@@ -9,6 +9,7 @@ from lanewise._core.again.journal import keep
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
+from lanewise._core.overlaps import check_overlap
 from lanewise._core.parting.steep import STEEP, gentle
 from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of, tracked, wrap_unlifted
 from lanewise._core.rules import Rule
@@ -118,9 +119,14 @@ def write_path(call: Callable) -> Callable:
                     return NotImplemented
                 if not y.mapped and y.origin is not None:
                     sync(y)
-                if y.value.dim() != value.dim() if y.mapped else y.value.dim() >= value.dim():
+                other = y.value
+                if other.dim() != value.dim() if y.mapped else other.dim() >= value.dim():
                     return NotImplemented
-                y = y.value
+                if other is not value and (
+                    type(value) is not Tensor or value.untyped_storage()._cdata == other.untyped_storage()._cdata
+                ):
+                    check_overlap(x, y)
+                y = other
                 direct = direct and inert(y)
             elif isinstance(y, Tensor):
                 if type(y) is not Tensor or y.dim() >= value.dim():

@@ -44,7 +44,7 @@ def fill_(level, x, value):
     """x [B, *S] <- value [B] or []"""
     _check_filling(value)
     align = aligner(level, [x, value], promote=False)
-    return x.value.copy_(align(value))
+    return x.value.copy_(align(value).clone())  # it may be an element of x
 
 
 @lane_rule(aten.fill.Tensor)
