@@ -24,7 +24,7 @@ from lanewise._control.runtime import seeds
 from lanewise._control.runtime.changes import Parts, built, changed_inside, changes, changes_first, narrowed, watched
 from lanewise._control.runtime.iterators import iterator_shared, reach_iterators
 from lanewise._control.runtime.merging import join
-from lanewise._control.runtime.numbers import kind_of, one_number, one_truth
+from lanewise._control.runtime.numbers import LaneNumber, kind_of, one_number
 from lanewise._control.runtime.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.again.effects import CACHED, MUTATING, TO_ARRAYS
 from lanewise._core.again.libraries import is_library
@@ -265,9 +265,14 @@ def _asks_by_identity(code: types.CodeType) -> bool:
     return asks or any(map(_asks_by_identity, inner))
 
 
+def _one_truth(value: Any) -> Any:
+    """A truth value with lanes resolved: code that runs as it was written may compare it by `is True`."""
+    return value.resolve() if type(value) is LaneNumber and value.kind is bool else value
+
+
 def _with_truths(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function that runs as it was written, with one truth value for each that has lanes."""
-    return func(*map(one_truth, args), **{name: one_truth(arg) for name, arg in kwargs.items()})
+    return func(*map(_one_truth, args), **{name: _one_truth(arg) for name, arg in kwargs.items()})
 
 
 def _unwrapped(func: types.FunctionType) -> types.FunctionType:

@@ -1,6 +1,7 @@
 """Objects that are changed while some lanes wait: only what the running lanes have made is theirs to change."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,13 @@ def made(thing: Any) -> Any:
             call.room = 2 * len(call.made) + 64
         call.made[id(thing)] = thing, machine.level.lanes
     return thing
+
+
+def kept_entry(thing: defaultdict, key: Any) -> Any:
+    """An entry of a dict that keeps what it is asked for."""
+    if narrowed() and key not in thing:
+        changes(thing)
+    return thing[key]
 
 
 def changes_outside() -> None:

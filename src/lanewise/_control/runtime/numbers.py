@@ -157,6 +157,8 @@ class LaneNumber:
         return self._whole(torch.round) if digits is None else for_each_lane(round, +self, digits)
 
     def _whole(self, rounded: Callable) -> Any:
+        if self.kind is complex:
+            raise TypeError("must be real number, not complex")
         if self.kind is not float:
             return +self
         value = rounded(self.value)
@@ -379,6 +381,8 @@ def _shift(times: Callable) -> Callable:
 
 def _comparison(function: Callable) -> Callable:
     def run(a: Any, b: Any, kind: type) -> LaneNumber:
+        if kind is complex and function not in (operator.eq, operator.ne):
+            function(1j, 1j)  # raises as Python does
         return LaneNumber(bool, function(_operand(a, kind), _operand(b, kind)))
 
     return run
@@ -512,8 +516,3 @@ def one_number(value: Any) -> Any:
     if kind is slice:
         return slice(one_number(value.start), one_number(value.stop), one_number(value.step))
     return value
-
-
-def one_truth(value: Any) -> Any:
-    """A truth value with lanes resolved: code that runs as it was written may compare it by `is True`."""
-    return value.resolve() if type(value) is LaneNumber and value.kind is bool else value

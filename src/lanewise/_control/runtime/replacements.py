@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.runtime.callees import fn, replaced, replaced_methods
-from lanewise._control.runtime.changes import changes, narrowed, watched
+from lanewise._control.runtime.changes import changes, kept_entry, watched
 from lanewise._control.runtime.iterators import refuse_iterators
 from lanewise._control.runtime.merging import join
 from lanewise._control.runtime.numbers import (
@@ -35,7 +35,7 @@ from lanewise._control.runtime.numbers import (
     number_of,
     one_number,
 )
-from lanewise._control.runtime.tensor_calls import call_with_numbers
+from lanewise._control.runtime.tensor_calls import call_with_numbers, real_part
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import decide, given_to_running
 from lanewise._core.parting.lanes import Restart, child, machine
@@ -71,7 +71,7 @@ def as_number(value: Any) -> Any:
 
 
 def _converted(value: Any, kind: type, dtype: torch.dtype) -> Any:
-    number = as_number(value)
+    number = as_number(value if kind is complex else real_part(value, kind))
     if not isinstance(number, LaneNumber):
         return kind(number)
     if number.kind is kind:
@@ -86,7 +86,7 @@ def int_(*args: Any) -> Any:
     """`int(x)`"""
     if len(args) != 1 or not with_lanes(args[0]):
         return int(*args)
-    number = as_number(args[0])
+    number = as_number(real_part(args[0], int))
     return number.__trunc__() if isinstance(number, LaneNumber) else int(number)
 
 
@@ -351,7 +351,7 @@ _PLAIN_INDEX = frozenset({int, str, type(None), type(Ellipsis), bool})
 def item(thing: Any, index: Any) -> Any:
     """`thing[index]`"""
     if isinstance(thing, collections.defaultdict) and not isinstance(index, LaneNumber):
-        return _kept(thing, index)
+        return kept_entry(thing, index)
     if type(index) in _PLAIN_INDEX or machine.level is None:
         return thing[index]
     if isinstance(thing, Tensor):
@@ -366,19 +366,12 @@ def item(thing: Any, index: Any) -> Any:
     while True:
         lanes = level.lanes
         value = index.resolve()
-        values.append(_kept(thing, value) if isinstance(thing, collections.defaultdict) else thing[value])
+        values.append(kept_entry(thing, value) if isinstance(thing, collections.defaultdict) else thing[value])
         pieces.append(level.lanes)
         if level.lanes is lanes:
             return join(level, base, pieces, values)
         verdict = decide(level, _elsewhere(level, lanes, index, value))
         level.lanes = child(lanes, verdict[0])
-
-
-def _kept(thing: collections.defaultdict, key: Any) -> Any:
-    """An entry, which such a dict keeps from then on."""
-    if narrowed() and key not in thing:
-        changes(thing)
-    return thing[key]
 
 
 def _elsewhere(level: Any, lanes: Any, index: LaneNumber, value: Any) -> Tensor:

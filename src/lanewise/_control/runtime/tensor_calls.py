@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.runtime.numbers import DTYPES, RANK, LaneNumber, kind_of, one_number, weak
+from lanewise._control.runtime.numbers import DTYPES, RANK, LaneNumber, kind_of, number_of, one_number, weak
 
 # Operations in which a number stands for a tensor without dims; in all others one Python number has to do.
 _POINTWISE = frozenset(
@@ -254,3 +254,12 @@ def _tensors_in(data: Any) -> Any:
 
 
 LaneNumber.call = staticmethod(call_with_numbers)
+
+
+def real_part(value: Any, kind: type) -> Any:
+    """A complex tensor, of which Python asks for a real number, as its real part."""
+    if not (isinstance(value, Tensor) and value.is_complex() and value.numel() == 1):
+        return value
+    if number_of(value.imag) == 0:
+        return value.real
+    return kind(torch.tensor(1j))  # which raises as that of one example does
