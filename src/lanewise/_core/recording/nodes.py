@@ -76,6 +76,11 @@ class PlaneNode:
         """The name that torch gives the node."""
         return (self._own or _node_below(self._tensor)).name()
 
+    def _register_hook_dict(self, tensor: Tensor) -> None:
+        """Called by `Tensor.register_hook`; that of a leaf of its plane keeps its hooks itself."""
+        if self._own is not None:
+            self._own._register_hook_dict(tensor)
+
     def __getattr__(self, name: str) -> Any:
         if self._own is None:
             self._tensor.requires_grad  # noqa: B018  (records it on this plane from here on)
