@@ -154,3 +154,11 @@ def test_complex(f):
 def test_where_the_derivative_is_a_choice(f, args, tangents, want):
     tensors = [tuple(torch.tensor(a, dtype=D) for a in group) for group in (args, tangents)]
     assert_same(jvp(f, *tensors)[1], torch.tensor(want, dtype=D))
+
+
+def test_limits_that_meet():
+    x, limit = torch.tensor([0.0, 1.0, 2.0]), torch.ones(3)
+    tangents = torch.full((3,), 2.0), torch.full((3,), 5.0)
+    out, tangent = jvp(lambda x, limit: torch.clamp(x, limit, limit), (x, limit), tangents)
+    assert torch.equal(out, limit)
+    assert torch.equal(tangent, tangents[1])

@@ -10,7 +10,7 @@ from lanewise._core.again.journal import memory
 from lanewise._core.draws.chunk_draws import note_first
 from lanewise._core.layouts import nested_with_tangent
 from lanewise._core.level import Level, standing
-from lanewise._core.missing import functional_twin, in_dtype_of, write_all
+from lanewise._core.missing import functional_twin, write_all, write_out
 from lanewise._core.native import differentiable, double_reverse, native_jvp
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import note_zeros_of_all
@@ -359,7 +359,7 @@ def _in_place(func: Any) -> Rule:
     if twin is None:
         return Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native")
     if func._schema.arguments[written_arguments(func)[0][0]].kwarg_only:
-        return Rule(func, lambda level, args, kwargs: _write_out(func, twin, args, kwargs), "out= twin", raw=True)
+        return Rule(func, lambda level, args, kwargs: write_out(func, twin, args, kwargs), "out= twin", raw=True)
     rule = JVP_RULES.get(twin) or find_jvp_rule(twin)
     if (
         rule.raw
@@ -436,15 +436,6 @@ def _share_memory(tensors: list[Tensor]) -> bool:
 
 def _entry(arg: Any, place: int, count: int) -> Any:
     return [arg[place]] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
-
-
-def _write_out(func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
-    written = written_arguments(func)
-    targets = [argument(args, kwargs, position, name) for position, name in written]
-    names = {name for _, name in written}
-    passed = {key: value for key, value in kwargs.items() if key not in names}
-    write_all(targets, twin(*args, **in_dtype_of(targets[0], func, passed)), True)
-    return written_results(func, args, kwargs)
 
 
 def taken_as_number(x: Tensor) -> None:

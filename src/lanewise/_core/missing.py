@@ -12,7 +12,15 @@ from lanewise._core.layouts import layout_of
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import parting
 from lanewise._core.parting.unasked import note_question
-from lanewise._core.plane import argument, map_tensors, replace_tensors, taken_apart, tensors_of, written_arguments
+from lanewise._core.plane import (
+    argument,
+    map_tensors,
+    replace_tensors,
+    taken_apart,
+    tensors_of,
+    written_arguments,
+    written_results,
+)
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
 from lanewise._torch_compat import OpOverload
@@ -75,11 +83,17 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
     if packet is None:
         return None
     wanted = [str(arg.type) for arg in schema.arguments if arg.name not in out_names]
+    # A factory takes options where its `out=` overload has the target, which it makes like that.
+    passed_over = _TARGET_OPTIONS.difference(arg.name for arg in schema.arguments) if out_names else ()
     for name in packet.overloads():
         twin = getattr(packet, name)
-        if not twin._schema.is_mutable and [str(arg.type) for arg in twin._schema.arguments] == wanted:
+        taken = [str(arg.type) for arg in twin._schema.arguments if arg.name not in passed_over]
+        if not twin._schema.is_mutable and taken == wanted:
             return twin
     return None
+
+
+_TARGET_OPTIONS = frozenset(["dtype", "layout", "device", "pin_memory"])
 
 
 def _from_twin(func: OpOverload) -> Rule | None:
@@ -89,24 +103,35 @@ def _from_twin(func: OpOverload) -> Rule | None:
     written = written_arguments(func)
     resizes = written[0][0] != 0 or func._schema.arguments[0].name == "out" or func._schema.arguments[-1].kwarg_only
     is_out = resizes and not func._schema.name.endswith("_")
-    names = {name for _, name in written} if is_out else set()
 
     def write(level: Any, args: tuple, kwargs: dict) -> Any:
+        if is_out:
+            return write_out(func, twin, args, kwargs)
         targets = [argument(args, kwargs, position, name) for position, name in written]
-        passed = {key: value for key, value in kwargs.items() if key not in names}
-        write_all(targets, twin(*args, **in_dtype_of(targets[0], func, passed) if is_out else passed), is_out)
+        write_all(targets, twin(*args, **kwargs), False)
         return targets[0] if len(func._schema.returns) == 1 else (tuple(targets) if func._schema.returns else None)
 
     return Rule(func, write, "written twin", same_plane=True)
 
 
-# Reductions that compute in the dtype of `out=` where none is given.
-_IN_DTYPE_OF_OUT = {aten.sum.IntList_out, aten.prod.int_out, aten.cumsum.out, aten.cumprod.out, aten.nansum.out}
+def write_out(func: OpOverload, twin: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """What an `out=` overload does, by its twin. Targets of another shape are resized."""
+    written = written_arguments(func)
+    targets = [argument(args, kwargs, position, name) for position, name in written]
+    names = {name for _, name in written}
+    passed = {key: value for key, value in kwargs.items() if key not in names}
+    options = {arg.name for arg in twin._schema.arguments} - {arg.name for arg in func._schema.arguments}
+    if func._schema.name in _IN_DTYPE_OF_OUT or "dtype" in options:
+        if passed.get("dtype") is None:
+            passed["dtype"] = targets[0].dtype
+        if "device" in options:
+            passed["device"] = targets[0].device
+    write_all(targets, twin(*args, **passed), True)
+    return written_results(func, args, kwargs)
 
 
-def in_dtype_of(target: Any, func: OpOverload, kwargs: dict) -> dict:
-    """The keyword arguments of the twin of an `out=` overload."""
-    return {"dtype": target.dtype, **kwargs} if func in _IN_DTYPE_OF_OUT else kwargs
+# What computes in the dtype of `out`. Others cast their result to it.
+_IN_DTYPE_OF_OUT = frozenset(f"aten::{name}" for name in "sum nansum mean nanmean prod cumsum cumprod".split())
 
 
 def write_all(targets: list, results: Any, resizes: bool) -> None:
@@ -125,7 +150,9 @@ def write_all(targets: list, results: Any, resizes: bool) -> None:
 
 
 def _write(target: Tensor, result: Tensor) -> None:
-    if not torch.can_cast(result.dtype, target.dtype):
+    # all and any of uint8 give that, but write to bools, too.
+    of_uint8 = result.dtype is torch.uint8 and target.dtype is torch.bool
+    if not of_uint8 and not torch.can_cast(result.dtype, target.dtype):
         raise TransformError(
             at_user_line(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
         )

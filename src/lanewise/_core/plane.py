@@ -254,10 +254,7 @@ def escaped(level: Level, func: Any) -> EscapedTensorError:
 
 def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> Plane:
     """Give `wrapper` the metadata and value of `like`, the result of the out-of-place twin of an in-place view."""
-    part: Any = wrapper
-    while isinstance(part, Plane):
-        part.level.check_refit(part)
-        part = part.value
+    _check_refit(wrapper)
     grad_mode = torch.is_grad_enabled()
     set_grad_enabled(False)
     try:
@@ -267,6 +264,21 @@ def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> 
         set_grad_enabled(grad_mode)
     wrapper.level.copy_slots(wrapper, like)
     return wrapper
+
+
+def regrow(wrapper: Plane, like: Plane) -> Plane:
+    """The same where it grows: a wrapper's storage is as large as its first shape, so that no operation can do that."""
+    _check_refit(wrapper)
+    Tensor.data.__set__(wrapper, like)  # type: ignore[attr-defined]
+    wrapper.level.copy_slots(wrapper, like)
+    return wrapper
+
+
+def _check_refit(wrapper: Plane) -> None:
+    part: Any = wrapper
+    while isinstance(part, Plane):
+        part.level.check_refit(part)
+        part = part.value
 
 
 def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:

@@ -50,9 +50,14 @@ def entry_by_entry(op: OpOverload) -> Callable[..., list[Tensor] | None]:
     single, mutates = _single(op), schema.is_mutable
     listed = [str(arg.type).startswith("List") for arg in schema.arguments]
     values = name_of(op).startswith("addc")  # whose number is a keyword of the single operation
+    numbers_at = len(schema.arguments) - 1 if takes_numbers_of_tensor(op) else None
+    if numbers_at is not None:
+        listed[numbers_at] = True
 
     def run(*args: Any, **options: Any) -> list[Tensor] | None:
         count = len(next(arg for arg, each in zip(args, listed, strict=False) if each))
+        if numbers_at is not None:
+            args = (*args[:numbers_at], args[numbers_at].tolist())
         outs = []
         for i in range(count):
             entry = [arg[i] if each else arg for arg, each in zip(args, listed, strict=False)]

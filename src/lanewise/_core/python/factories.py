@@ -6,7 +6,7 @@ factory's. Both are off while a backend kernel runs, which must get plain tensor
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -133,9 +133,7 @@ def _outside_kernel(name: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal op
         if op is None:
-            namespace, _, rest = name.partition("::")
-            packet, _, overload = rest.partition(".")
-            op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+            op = named_overload(name)
         return run_outside(op, *args, **kwargs)
 
     never_compile(kernel)
@@ -156,7 +154,18 @@ def route_past(op: OpOverload, kernel: Any) -> None:
 
     So does what fails, which may do so for some lanes only.
     """
+    _hooked.add(op)
+    never_compile(kernel)
+    _pass_by(op.name(), kernel, lambda: op)
 
+
+def route_past_name(name: str, kernel: Any) -> None:
+    """The same for an overload by its name, which is looked up at its first call."""
+    never_compile(kernel)
+    _pass_by(name, kernel, functools.cache(lambda: named_overload(name)))
+
+
+def _pass_by(name: str, kernel: Any, overload: Callable[[], OpOverload]) -> None:
     def enter(keys: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
             out = kernel(*args, **kwargs)
@@ -164,12 +173,17 @@ def route_past(op: OpOverload, kernel: Any) -> None:
             raise
         except FAILURES:
             out = NotImplemented
-        return op.redispatch(keys - FACTORY_KEY_SET, *args, **kwargs) if out is NotImplemented else out
+        return overload().redispatch(keys - FACTORY_KEY_SET, *args, **kwargs) if out is NotImplemented else out
 
-    _hooked.add(op)
     never_compile(enter)
-    never_compile(kernel)
-    _kernels.impl(op.name().removeprefix("aten::"), enter, FACTORY_KEY_NAME, with_keyset=True)
+    _kernels.impl(name.removeprefix("aten::"), enter, FACTORY_KEY_NAME, with_keyset=True)
+
+
+def named_overload(name: str) -> OpOverload:
+    """`aten::add.Tensor` -> the overload"""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
 def unrouted(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:

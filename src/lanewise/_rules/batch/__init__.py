@@ -2,6 +2,7 @@
 
 from lanewise._core.batch import BATCH_RULES
 from lanewise._core.python.factories import see_operations_from_outside
+from lanewise._core.python.out_arguments import write_by_twins
 from lanewise._rules.batch import (  # noqa: F401
     attention,
     choosing,
@@ -35,3 +36,4 @@ from lanewise._rules.batch import (  # noqa: F401
 )
 
 see_operations_from_outside(views=[op for op in BATCH_RULES if op.is_view])
+write_by_twins()

@@ -35,7 +35,18 @@ def _choice(op: Any, choose: Callable[[Tensor], Tensor]) -> None:
         return _shared(flat, found) if is_tracked(flat) and flat.is_floating_point() else found
 
 
+def _of_some(median: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+    """flat [B, n] -> [B]; of nothing, what an example without elements has"""
+
+    def choose(flat: Tensor) -> Tensor:
+        if flat.shape[1]:
+            return median(flat, 1)[0]
+        return median(flat.new_empty(0)).expand(flat.shape[0]).clone()
+
+    return choose
+
+
 _choice(aten.max.default, lambda flat: flat.amax(1))
-_choice(aten.median.default, lambda flat: flat.median(1)[0])
+_choice(aten.median.default, _of_some(torch.median))
 _choice(aten.min.default, lambda flat: flat.amin(1))
-_choice(aten.nanmedian.default, lambda flat: flat.nanmedian(1)[0])
+_choice(aten.nanmedian.default, _of_some(torch.nanmedian))

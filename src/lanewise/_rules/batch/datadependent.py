@@ -124,7 +124,7 @@ def lane_positions(level: BatchLevel, mask: Tensor) -> list[tuple[Tensor, int, b
     found = mask.value.nonzero()
     count = common_count(
         level,
-        at_least_1d(level, mask).flatten(1).sum(1),
+        at_least_1d(level, mask).bool().flatten(1).sum(1),
         found.shape[0],
         "indexing can support dynamic shape only if lanes agree. Attempting to batch over indexing with a boolean mask",
     )

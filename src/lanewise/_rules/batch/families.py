@@ -22,7 +22,6 @@ from lanewise._core.short.paths import (
     choice_path,
     copied_path,
     operands_path,
-    paired_path,
     plainest_single,
     single_path,
     write_path,
@@ -57,8 +56,6 @@ def _register(ops: Any, family: str, make: Callable[[OpOverload], Any], **flags:
             route(op, path if twin is None else copied_path(twin, path), plainest)
         elif op is aten.where.self:
             route(op, choice_path(torch.where))
-        elif op is aten.dot.default:
-            route(op, paired_path(torch.linalg.vecdot, 1, operands_path(rule)))
         elif rule.single:
             route(op, single_path(rule), plainest_single(rule))
         elif rule.plain:
@@ -150,7 +147,7 @@ def _pointwise(op: OpOverload) -> Any:
                 )
             )
         dtype = logical_dtype(operands)
-        finer = op in _FINER and dtype in _HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
+        finer = op in _FINER and dtype in HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
         align = aligner(level, operands, _computed_in if finer else None, written=operands[0] if mutates else None)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
@@ -161,7 +158,7 @@ def _pointwise(op: OpOverload) -> Any:
     return run
 
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 # What does not round a second operand of no dims to half.
 _FINER = frozenset(
     {
@@ -173,7 +170,7 @@ _FINER = frozenset(
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype that these compute in for a result of `dtype`."""
-    return torch.float32 if dtype in _HALF else dtype
+    return torch.float32 if dtype in HALF else dtype
 
 
 def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:

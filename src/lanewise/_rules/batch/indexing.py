@@ -342,6 +342,8 @@ def _index_put(op):
     @lane_rule(op)
     def index_put(level, x, indices, values, accumulate=False, *rest):
         """x [B, *S] or [*S], each index [B, *I], [*I] or None, values broadcast to the result -> [B, *S]"""
+        if values.dtype is not x.dtype and not accumulate:
+            values = _one_to_fill(level, x, indices, values)
         if level.mapped(x) and level.mapped(values) and _is_one_without_lanes(x, indices):
             if values.dim() == x.dim() - 1 + indices[-1].dim():
                 return call(x.value, [None, *indices], values.value, accumulate, *rest)
@@ -388,8 +390,6 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
         values = (
             values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(level.size, *shape))
         )
-    if values.numel() == 1 and not accumulate and values.is_complex() <= x.is_complex():
-        values = values.to(x.dtype)  # as torch, to which this is masked_fill
     if values.dtype != x.dtype:
         raise IndexError(
             f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination and "
@@ -398,6 +398,17 @@ def _fill_by_mask(level, op, x, indices, values, accumulate):
     _check_mask(x, first, mask)
     where = _mask_over(level, x, first, mask)
     return where, aligner(level, [x, values], promote=False)(values)
+
+
+def _one_to_fill(level, x, indices, value):
+    """A value of another dtype than x: by a mask alone, one value is filled in, of whatever dtype."""
+    used = [index for index in indices if index is not None]
+    if value.numel() != 1 or len(used) != 1 or used[0].dtype not in (torch.bool, torch.uint8):
+        return value
+    if value.is_complex() > x.is_complex():
+        return value
+    below = level.physical(value).to(x.dtype)
+    return level.wrap(below) if level.mapped(value) else below
 
 
 def _comes_back_to_index():

@@ -139,13 +139,14 @@ def _listed(op):
         if any(level.mapped(arg) for arg in numbers):
             return lane_loop(level, op, args, options)
         bound = [list(arg) if k in lists else arg for k, arg in enumerate(args)]
+        given = [k for k in lists if k < len(args)]
         for i in range(len(args[lists[0]])):
-            operands = [args[k][i] for k in lists if k < len(args)]
+            operands = [args[k][i] for k in given]
+            if not any(level.mapped(operand) for operand in operands):
+                operands = [level.wrap(level.expanded(operand)) for operand in operands]
             align = aligner(level, operands, written=operands[0] if mutates else None)
-            lanes = any(level.mapped(operand) for operand in operands)
-            for k in lists:
-                if k < len(args):
-                    bound[k][i] = align(args[k][i]) if lanes else level.expanded(args[k][i])
+            for k, operand in zip(given, operands, strict=True):
+                bound[k][i] = align(operand)
         return op(*bound, **options)
 
 

@@ -64,7 +64,8 @@ def _elementwise(op):
             values = [level.physical(arg) if isinstance(arg, Tensor) else arg for arg in bound]
             return reduced(call(*values, **rest), reduction)
         full = (level.size, *common_shape(*tensors))
-        align = aligner(level, tensors)
+        # The logits of one example are computed in the dtype of their targets, of no dims, too.
+        align = aligner(level, tensors, promote=any(t.shape != tensors[0].shape for t in tensors))
         reduction, bound[at] = bound[at], NONE
         # Of one shape, because the formulas of the derivative do not broadcast.
         losses = op(*[align(arg).expand(full) if isinstance(arg, Tensor) else arg for arg in bound], **rest)

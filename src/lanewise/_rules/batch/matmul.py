@@ -1,8 +1,13 @@
 """Matrix products."""
 
+from functools import reduce
+
 import torch
 
-from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._core.batch import BATCH_RULES
+from lanewise._core.short.hot import route
+from lanewise._core.short.paths import operands_path, paired_path
+from lanewise._rules.batch.families import HALF, decompose, lane_rule
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -103,6 +108,14 @@ def _dotted(level, a, b):
     return left, right
 
 
+def dots(a, b):
+    """a [B, n], b [B, n] of floating point -> [B]"""
+    if a.dtype in HALF:
+        # It would round each product.
+        return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1)
+    return torch.linalg.vecdot(a, b)
+
+
 @lane_rule(aten.dot.default, guarded=False)
 def dot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B]"""
@@ -111,13 +124,18 @@ def dot(level, a, b):
         return (left * right).sum(1, dtype=a.dtype)
     if not level.mapped(a):
         return torch.mv(right, left)
-    return torch.linalg.vecdot(left, right) if level.mapped(b) else torch.mv(left, right)
+    return dots(left, right) if level.mapped(b) else torch.mv(left, right)
+
+
+route(aten.dot.default, paired_path(dots, 1, operands_path(BATCH_RULES[aten.dot.default])))
 
 
 @lane_rule(aten.vdot.default)
 def vdot(level, a, b):
     """a [B, n] or [n], b [B, n] or [n] -> [B], the first conjugated"""
     left, right = _dotted(level, a, b)
+    if a.dtype in HALF:
+        return dots(*torch.broadcast_tensors(left, right))
     return (left.conj_physical() * right).sum(1, dtype=a.dtype)
 
 
@@ -169,22 +187,48 @@ def baddbmm(level, c, a, b, *, beta=1, alpha=1):
     bias = level.physical(c)
     if level.mapped(c) and c.dim() < 3:
         bias = bias.reshape(level.size, *([1] * (3 - c.dim())), *c.shape)
+    if _rounds_once(a):
+        left, right = level.expanded(a), level.expanded(b)
+        shape = (*left.shape[:3], right.shape[3])
+        flat = bias.expand(shape).flatten(0, 1)
+        out = torch.baddbmm(flat, left.flatten(0, 1), right.flatten(0, 1), beta=beta, alpha=alpha)
+        return out.view(shape)
     return added(bias, scaled(torch.matmul(level.physical(a), level.physical(b)), alpha), beta).contiguous()
+
+
+def _rounds_once(x):
+    """Whether torch adds a product before it rounds the sum: a product of its own would be rounded, or of int64."""
+    return x.dtype in HALF or not (x.is_floating_point() or x.is_complex())
 
 
 def _addmv(c, a, b, *, beta=1, alpha=1):
     _check_ranks("addmv: a matrix and a vector expected", (a, 2), (b, 1))
+    if _rounds_once(a):
+        column = c.unsqueeze(-1) if c.dim() else c
+        return torch.addmm(column, a, b.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1)
     return added(c, scaled(a @ b, alpha), beta)
 
 
 def _addbmm(c, a, b, *, beta=1, alpha=1):
     _check_ranks("batch1 and batch2 must be 3D tensors", (a, 3), (b, 3))
+    if _rounds_once(a):
+        for left, right in zip(a.unbind(0), b.unbind(0), strict=True):
+            c, beta = torch.addmm(c, left, right, beta=beta, alpha=alpha), 1
+        return c
     return added(c, scaled((a @ b).sum(0), alpha), beta)
 
 
 def _addr(c, a, b, *, beta=1, alpha=1):
     _check_ranks("addr: Expected 1-D arguments", (a, 1), (b, 1))
-    return added(c, scaled(a[:, None] * b, alpha), beta)
+    # Of no dims, too, it counts as a matrix.
+    dtype = reduce(torch.promote_types, (c.dtype, a.dtype, b.dtype))
+    c, a, b = c.to(dtype), a.to(dtype), b.to(dtype)
+    if dtype is torch.bool:
+        outer = (a[:, None] & b) & bool(alpha)
+        return (c & bool(beta)) | outer
+    if dtype in HALF:
+        beta, alpha = (torch.tensor(factor, dtype=dtype).item() for factor in (beta, alpha))
+    return added(c, scaled(a, alpha)[:, None] * b, beta)
 
 
 decompose(aten.addmv.default, _addmv)

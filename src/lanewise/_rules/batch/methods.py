@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lanewise._core.short.direct import binary_method, product_method, unary_method
-from lanewise._rules.batch.matmul import product_of_lanes
+from lanewise._rules.batch.matmul import dots, product_of_lanes
 
 
 def _reflected(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -33,7 +33,7 @@ for _name in (
 def _dot(x: Any, y: Any) -> Any:
     if x.shape != y.shape:
         raise ValueError
-    return torch.linalg.vecdot(x, y)
+    return dots(x, y)
 
 
 # [B, ...] with lanes, [...] without. A row times a matrix takes a third of the time of a matrix times a column.

@@ -61,7 +61,7 @@ pointwise(
     aten.logaddexp.default, aten.logaddexp2.default, aten.logical_and.default, aten.logical_and_.default,
     aten.logical_not.default, aten.logical_not_.default, aten.logical_or.default, aten.logical_or_.default,
     aten.logical_xor.default, aten.logical_xor_.default, aten.logit.default, aten.logit_.default,
-    aten.logit_backward.default, aten.logit_backward.grad_input, aten.lt.Scalar, aten.lt.Tensor, aten.lt_.Scalar,
+    aten.logit_backward.default, aten.lt.Scalar, aten.lt.Tensor, aten.lt_.Scalar,
     aten.lt_.Tensor, aten.masked_fill.Scalar, aten.masked_fill_.Scalar, aten.maximum.default, aten.minimum.default,
     aten.mish.default, aten.mish_.default, aten.mul.Scalar, aten.mul.Tensor, aten.mul_.Scalar,
     aten.mul_.Tensor, aten.mvlgamma.default, aten.mvlgamma_.default, aten.nan_to_num.default,
@@ -73,9 +73,9 @@ pointwise(
     aten.remainder.Scalar_Tensor, aten.remainder.Tensor, aten.remainder_.Scalar, aten.remainder_.Tensor,
     aten.round.decimals, aten.round.default, aten.round_.decimals, aten.round_.default, aten.rsqrt.default,
     aten.rsqrt_.default, aten.rsub.Scalar, aten.rsub.Tensor, aten.sgn.default, aten.sgn_.default,
-    aten.sigmoid.default, aten.sigmoid_.default, aten.sigmoid_backward.default, aten.sigmoid_backward.grad_input,
+    aten.sigmoid.default, aten.sigmoid_.default, aten.sigmoid_backward.default,
     aten.sign.default, aten.sign_.default, aten.signbit.default, aten.silu.default, aten.silu_.default,
-    aten.silu_backward.grad_input, aten.sin.default, aten.sin_.default, aten.sinc.default, aten.sinc_.default,
+    aten.sin.default, aten.sin_.default, aten.sinc.default, aten.sinc_.default,
     aten.sinh.default, aten.sinh_.default, aten.softplus.default, aten.softplus_backward.default,
     aten.softshrink.default, aten.softshrink_backward.default, aten.special_airy_ai.default,
     aten.special_bessel_j0.default, aten.special_bessel_j1.default, aten.special_bessel_y0.default,
@@ -106,10 +106,10 @@ pointwise(
     aten.special_xlog1py.self_scalar, aten.special_zeta.default, aten.special_zeta.other_scalar,
     aten.special_zeta.self_scalar, aten.sqrt.default, aten.sqrt_.default, aten.sub.Scalar, aten.sub.Tensor,
     aten.sub_.Scalar, aten.sub_.Tensor, aten.tan.default, aten.tan_.default, aten.tanh.default, aten.tanh_.default,
-    aten.tanh_backward.default, aten.tanh_backward.grad_input, aten.threshold.default, aten.threshold_.default,
+    aten.tanh_backward.default, aten.threshold.default, aten.threshold_.default,
     aten.threshold_backward.default, aten.trunc.default, aten.trunc_.default, aten.where.Scalar, aten.where.ScalarOther,
     aten.where.ScalarSelf, aten.where.self,
-    aten.xlogy.OutScalar_Other, aten.xlogy.OutScalar_Self, aten.xlogy.OutTensor, aten.xlogy.Scalar_Other,
+    aten.xlogy.Scalar_Other,
     aten.xlogy.Scalar_Self, aten.xlogy.Tensor, aten.xlogy_.Scalar_Other, aten.xlogy_.Tensor, aten.zero_.default,
 )
 # fmt: on
@@ -126,6 +126,23 @@ def clamp(level, x, *bounds, **named):
     x, *bounds = operands
     dtype = logical_dtype(given)
     return torch.clamp(align(x).to(dtype).expand(full), *(None if bound is None else align(bound) for bound in bounds))
+
+
+def _by_bools(choice: Callable[[BatchLevel, tuple, dict], Tensor]) -> Callable[[BatchLevel, tuple, dict], Tensor]:
+    """`where`: its condition, which may be of uint8, takes no part in promotion."""
+
+    def run(level: BatchLevel, args: tuple, kwargs: dict) -> Tensor:
+        condition = args[0]
+        if condition.dtype is not torch.bool:
+            below = level.physical(condition).bool()
+            args = (level.wrap(below) if level.mapped(condition) else below, *args[1:])
+        return choice(level, args, kwargs)
+
+    return run
+
+
+_where = BATCH_RULES[aten.where.self]
+_where.run = _by_bools(_where.run)
 
 
 def _full_size(op):

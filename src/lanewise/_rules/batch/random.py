@@ -4,6 +4,7 @@
 included, and takes its own: the numbers of a lane do not depend on how the lanes are split into chunks.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -246,13 +247,20 @@ def standard(level: BatchLevel, draw: Any, shape: Any, like: Tensor, generator: 
     return out.narrow(0, level.start, level.size) if lead else out
 
 
+def _deviating(std: float, shape: Any, *, generator: Any, dtype: Any, device: Any) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device).normal_(0, std, generator=generator)
+
+
 @random_rule(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
 def normal(level, op, mean, std=1.0, *, generator=None):
     """mean, std [B, *S], [*S] or numbers -> [B, *S]"""
     given = [arg for arg in (mean, std) if isinstance(arg, Tensor)]
     shape = common_shape(*given)
     _check_numbers(level, std, "normal expects all elements of std >= 0.0", lambda x: x >= 0)
-    numbers = standard(level, torch.randn, shape, given[0], generator)
+    dtype = given[0].dtype
+    # torch draws numbers of one deviation, and rounds products with others before it adds the means.
+    draw = torch.randn if isinstance(std, Tensor) else partial(_deviating, std)
+    numbers = standard(level, draw, shape, given[0], generator)
 
     def enter(arg: Any) -> Any:
         if not isinstance(arg, Tensor):
@@ -262,7 +270,9 @@ def normal(level, op, mean, std=1.0, *, generator=None):
             return below
         return below.reshape(level.size, *[1] * (len(shape) - arg.dim()), *arg.shape)
 
-    out = tied(level, (numbers * enter(std) + enter(mean)).to(given[0].dtype), *given)
+    if isinstance(std, Tensor):
+        numbers = (numbers * enter(std)).to(dtype)
+    out = tied(level, (numbers + enter(mean)).to(dtype), *given)
     lanes = level.randomness == "different" or any(level.mapped(arg) for arg in given)
     return level.wrap(out) if lanes else level.adopt(out)
 

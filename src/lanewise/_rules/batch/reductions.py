@@ -73,7 +73,8 @@ def _over_dims(op):
     def over_dims(level, x, dim=None, keepdim=False):
         """x [B, *S] -> [B, *S without dims]; of no dims, each element by itself"""
         if dim is not None and not dim:
-            return x.value.to(torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+            found = x.value.bool()
+            return found.to(torch.uint8) if x.dtype is torch.uint8 else found
         if not x.dim():
             return op(x.value.unsqueeze(1), [1])
         return op(x.value, shift_dims(dim, x.dim()), keepdim)

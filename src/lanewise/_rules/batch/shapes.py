@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.interleaved import begin_in_front_of
+from lanewise._core.plane import regrow
 from lanewise._core.python.factories import route_past
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import joined_path
@@ -17,7 +18,8 @@ from lanewise._rules.batch.families import (
     shift_dims,
     sized,
 )
-from lanewise._rules.batch.operands import at_least_1d
+from lanewise._rules.batch.operands import at_least_1d, logical_dtype
+from lanewise._torch_compat import decomposition_table
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -66,7 +68,15 @@ route(aten.stack.default, joined_path(torch.stack, new_dim=True))
 
 
 decompose(aten._chunk_cat.default)
-decompose(aten.block_diag.default)
+
+
+def _block_diag(tensors):
+    # torch pads them to matrices, but promotes them as they are.
+    dtype = logical_dtype(tensors)
+    return decomposition_table[aten.block_diag.default]([tensor.to(dtype) for tensor in tensors])
+
+
+decompose(aten.block_diag.default, _block_diag)
 
 
 # --- moving elements -------------------------------------------------------------------------------------------------
@@ -280,6 +290,8 @@ def resize_(level: BatchLevel, x, size, *, memory_format=None):
     count = torch.Size(size).numel()
 
     def resized(value: Tensor) -> Tensor:
+        if not x.mapped:
+            value = value.expand(level.size, *x.shape).clone(memory_format=torch.contiguous_format)
         flat = value.reshape(level.size, x.numel())
         if count > x.numel():
             flat = torch.cat([flat, flat.new_empty((level.size, count - x.numel()))], 1)
@@ -287,12 +299,7 @@ def resize_(level: BatchLevel, x, size, *, memory_format=None):
 
     if not level.owns(x):
         raise TransformError(at_user_line("vmap: resize_ of a tensor of another plane is not possible"))
-    value = x.value if x.mapped else x.value.expand(level.size, *x.shape)
-    like = level.wrap(level.below(resized, value))
-    # The shape of a wrapper cannot grow by an operation: its storage is as large as its first shape.
-    Tensor.data.__set__(x, like)  # type: ignore[attr-defined]
-    level.copy_slots(x, like)
-    return x
+    return regrow(x, level.wrap(level.below(resized, x.value)))
 
 
 decompose(aten.resize_as_.default, lambda x, other, *, memory_format=None: x.resize_(other.shape))

@@ -86,7 +86,7 @@ def searchsorted_scalar(level, boundaries, x, *, sorter=None, **options):
     order = None if sorter is None else level.expanded(sorter).contiguous()
     common = torch.result_type(boundaries, x)
     rows = level.expanded(boundaries).to(common).contiguous()
-    return torch.searchsorted(rows, torch.full_like(rows[:, :1], x), sorter=order, **options).squeeze(1)
+    return torch.searchsorted(rows, rows.new_full((level.size, 1), x), sorter=order, **options).squeeze(1)
 
 
 def _bucketize(search):

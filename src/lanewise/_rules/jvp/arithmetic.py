@@ -269,7 +269,8 @@ def _clamped(level, x, min, max):
     above = value > high if high is not None else torch.zeros_like(value, dtype=torch.bool)
     below = value < low if low is not None else torch.zeros_like(value, dtype=torch.bool)
     if low is not None and high is not None:
-        above = above | (low > high)
+        # Where they meet, either limit has the tangent.
+        above = above | (low > high) | ((low == high) & (value <= high))
         below = below & (low < high)
     total = None
     for operand, kept in ((x, ~(above | below)), (min, below), (max, above)):

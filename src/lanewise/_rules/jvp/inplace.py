@@ -4,7 +4,7 @@ import torch
 
 from lanewise._core.dual import undisturbed
 from lanewise._rules.jvp.families import decomposed, jvp_rule
-from lanewise._rules.lists import entry_by_entry, operations_on_lists, takes_numbers_of_tensor
+from lanewise._rules.lists import entry_by_entry, operations_on_lists
 
 aten = torch.ops.aten
 
@@ -76,5 +76,4 @@ def mul_(level, x, y):
 
 
 for _op in operations_on_lists():
-    if not takes_numbers_of_tensor(_op):
-        decomposed(_op)(entry_by_entry(_op))
+    decomposed(_op)(entry_by_entry(_op))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel, lay_out
-from lanewise._core.plane import refit, refit_in_place
+from lanewise._core.plane import refit, refit_in_place, regrow
 from lanewise._core.recording.saved import cuts_all_planes
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
 
@@ -139,10 +139,7 @@ def resize_(level: DualLevel, x, size, *, memory_format=None):
     like = level.adopt(value) if x.tangent is None else level.wrap(value, level.below(resized, x.tangent))
     if count <= x.numel():
         return refit(x, like, aten.as_strided_.default, (x, size, like.stride()), {})
-    # The shape of a wrapper cannot grow by an operation: its storage is as large as its first shape.
-    torch.Tensor.data.__set__(x, like)  # type: ignore[attr-defined]
-    level.copy_slots(x, like)
-    return x
+    return regrow(x, like)
 
 
 @rule_on_plane(aten.resize_as_.default)
