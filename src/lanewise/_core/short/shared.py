@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from lanewise._core.again.journal import Journal
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import standing
-from lanewise._core.operations import asked_once
 from lanewise._core.parting.lanes import Disagreement
-from lanewise._core.plane import STATISTICS, Plane
+from lanewise._core.plane import STATISTICS, Plane, written_statistics
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     dispatch_mode_count,
@@ -35,11 +35,6 @@ with_wrappers: set[Any] = set()
 _without: dict[bool, set[Any]] = {True: set(), False: set()}
 # So many are remembered.
 _MOST = 10_000
-
-
-@asked_once
-def _writes(op: Any) -> bool:
-    return op._schema.is_mutable or op in STATISTICS
 
 
 class WatchedLevel(BatchLevel):
@@ -69,7 +64,7 @@ class WatchedLevel(BatchLevel):
         super().lift(wrapper)
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
-        if _writes(func) and any(map(self.mapped, operands)):
+        if (func._schema.is_mutable or written_statistics(func, args, kwargs)) and any(map(self.mapped, operands)):
             self.fit = False
         return super().interpret(func, args, kwargs, operands)
 
@@ -88,17 +83,29 @@ class WatchedLevel(BatchLevel):
 
 
 class SharedLevel(BatchLevel):
-    """The level of a function that writes no values of lanes to what is the same in all: that stays plain tensors."""
+    """The level of a function that writes no values of lanes to what is the same in all: that stays plain tensors.
 
-    __slots__ = ("_given",)
+    Attributes:
+        updated: Whether running statistics were updated, for which the function starts again at its end: it is known
+            then how to undo that.
+    """
+
+    __slots__ = ("_journal", "updated")
     watching = True
     shares = True
 
+    def __init__(self, *place: Any) -> None:
+        self.updated = False
+        super().__init__(*place)
+
     def __enter__(self) -> "SharedLevel":
-        super().__enter__()
-        # It stays among the keys that are included, which tells where the user's code runs.
-        exclude_key(OUTSIDE_KEY, True)
-        return self
+        try:
+            # It stays among the keys that are included, which tells where the user's code runs.
+            exclude_key(OUTSIDE_KEY, True)
+            return super().__enter__()
+        except BaseException:
+            self._leave()  # an interrupt
+            raise
 
     def _leave(self) -> None:
         exclude_key(OUTSIDE_KEY, False)
@@ -117,25 +124,27 @@ class SharedLevel(BatchLevel):
         return self.below(lambda: op(*args, **kwargs))
 
     def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
-        if _writes(func):
+        if func in STATISTICS:
+            self.updated = self.updated or bool(written_statistics(func, args, kwargs))
+        elif func._schema.is_mutable:
             self.note_within()
         return super().interpret(func, args, kwargs, operands)
 
-    def check_recorded(self) -> None:
-        """At the end: what autograd records has leaves and hooks, which belong to each lane."""
-        if next_node_number() != self.begun:
+    def check_end(self) -> None:
+        """What autograd records has leaves and hooks, which belong to each lane, as running statistics may."""
+        if self.updated or next_node_number() != self.begun:
             self.note_within()
 
     @property
     def journal(self) -> Any:
-        """The tensors that the function was given: nothing is written to them."""
-        return self._given
+        """Not begun, for the arguments are not written to."""
+        return self._journal
 
     @journal.setter
-    def journal(self, given: Any) -> None:
-        if given is not None and type(given) is not list:
+    def journal(self, journal: Any) -> None:
+        if type(journal) is Journal and not self.updated:
             self.note_within()
-        self._given = given
+        self._journal = journal
 
 
 def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
@@ -158,7 +167,7 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
 def runs_without(level: Any, code: Any) -> bool:
     """At the end of a function, on a level of one of these classes: whether it runs without wrappers."""
     if type(level) is SharedLevel:
-        level.check_recorded()
+        level.check_end()
         return True
     found = level.has_shared()
     known = _without[level.grad_mode] if found else with_wrappers
