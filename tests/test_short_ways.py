@@ -69,14 +69,17 @@ FEW: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
 @pytest.mark.parametrize("name", FEW)
 def test_few_calls_of_python(name: str) -> None:
     run, most = FEW[name]
+    calls = []
 
     def f(x: Tensor) -> Tensor:
         x, u = x.clone(), torch.ones(4, 4, dtype=torch.float64)
         run(x, u)
-        assert python_calls(lambda: run(x, u)) <= most
+        calls.append(python_calls(lambda: run(x, u)))
         return x
 
-    vmap(f)(X)
+    for _ in range(2):  # the first call of a function is watched
+        vmap(f)(X)
+    assert calls[-1] <= most
 
 
 SAME: dict[str, Callable[[Tensor], Tensor]] = {

@@ -311,7 +311,7 @@ class BatchLevel(Level):
                 or (read and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex))
             ):
                 return tensor
-            return self.adopt(tensor)
+            return tensor if self.shares and not tensor.requires_grad else self.adopt(tensor)
 
         args, kwargs = replace_tensors(enter, args, kwargs)
         return rule.run(self, args, kwargs)

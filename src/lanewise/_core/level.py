@@ -137,6 +137,8 @@ class Level:
             The hot paths serve the tensors whose home it is.
         directions: Whether its lanes are directions to differentiate along. What is computed without tangents then
             never has lanes; on the lowest plane it may stay outside.
+        watching: Whether it is to know what begins inside.
+        shares: Whether what has no lanes stays a plain tensor on it (shared.py).
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
         asked: Whether code inside has asked for values of its lanes (unasked.py).
@@ -161,6 +163,8 @@ class Level:
         "__dict__",  # for what few levels change; the others do not pay for setting it
     )
     directions = False
+    watching = False
+    shares = False
     closing: list[Callable[[], None]] | None = None
     asked = False
 
@@ -176,7 +180,10 @@ class Level:
         self.begun = next_node_number()
         self.pinned: bool | None = None
         self.parent = current_level()
-        if self.parent is None and tls_is_included(FACTORY_KEY):
+        if self.parent is not None:
+            if self.parent.watching:
+                self.parent.note_within()
+        elif tls_is_included(FACTORY_KEY):
             # On no plane, though inside a level: a function that is run again by a saved-tensor hook.
             self.include = self.include - INSIDE_KEY_SET
         self.alive = True
@@ -231,6 +238,9 @@ class Level:
         if self in _names.users:
             _names.close(self)
         _forget_casts()
+
+    def note_within(self) -> None:
+        """Before another level opens on this plane, or autograd runs there: on levels that watch."""
 
     def check_write_outside(self, level: "Level") -> None:
         """Before a write to a tensor of a level around this one."""

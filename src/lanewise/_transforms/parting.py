@@ -17,6 +17,7 @@ from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Disagreement, Restart, arrived
 from lanewise._core.parting.picked import by_number, lost
 from lanewise._core.recording.tensor_hooks import HookedLevel, sets_late_hooks
+from lanewise._core.short.shared import forget
 
 # The levels of functions whose lanes part.
 _PARTING = (LaneLevel, HookedLevel, FrontLevel, FrontHookedLevel)
@@ -133,12 +134,13 @@ def check_lost(level: BatchLevel, code: Any) -> None:
     """At the end of a function: what it wrote to copies that stand for views must have gone into what they were of."""
     if level.picked is not None and lost(level):
         by_number.add(code)
-        raise Disagreement(level) if type(level) is BatchLevel else Restart(level)
+        raise Disagreement(level) if level.lanes is None else Restart(level)
 
 
 def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Before | None) -> bool:
     """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part.
 
+    On a level where what is the same in all lanes is plain, what it did before anything that these may not stand for.
     Where there are no lanes, what it did before an error, so that it can be run with other answers to what it asked.
 
     `held`: what objects outside held before that, if it may have changed them.
@@ -147,10 +149,12 @@ def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Befor
     """
     if level.answers is not None and isinstance(error, Exception):
         level.answers.change(error)
-    elif arrived(level, error, Disagreement) is None:
+    elif arrived(level, error, Disagreement) is None and not (level.shares and isinstance(error, Exception)):
         if isinstance(level.journal, Journal):
             level.journal.undo_updates()
         return False
+    elif level.shares:
+        forget(code)
     else:
         if level.answers is None:
             parted.setdefault(code, Ways())

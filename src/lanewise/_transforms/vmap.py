@@ -14,6 +14,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import Generators
 from lanewise._core.parting.lanes import Disagreement, machine, raise_caught
 from lanewise._core.parting.unasked import Answers
+from lanewise._core.short.shared import class_of_level, runs_without, with_wrappers
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
@@ -114,10 +115,11 @@ def vmap(
     estimates: dict = {}
     code = code_of(func)
     reach: Any = NOT_LOOKED_AT
+    looks = code not in with_wrappers
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal reach
+        nonlocal reach, looks
         if is_compiling():
             options = {"chunk_size": chunk_size, "axis_size": axis_size}
             return traced("vmap", explaining(func), in_dims, out_dims, randomness, **options)(*args, **kwargs)
@@ -126,7 +128,8 @@ def vmap(
                 raise refuse_peer("vmap")
             size = _lane_count(args, (0,) * len(args) if front else in_dims) if front or plain else -1
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
-                level = BatchLevel(size, randomness)
+                kind = class_of_level(code, args, randomness) if looks else BatchLevel
+                level = kind(size, randomness)
                 generators = None if randomness == "error" else Generators()
                 if reach is NOT_LOOKED_AT:
                     reach = reach_of(func)
@@ -146,6 +149,8 @@ def vmap(
                         if machine.raised:
                             raise_caught(level, Disagreement)
                         check_lost(level, code)
+                        if looks:
+                            looks = kind is not BatchLevel and runs_without(level, code)
                         if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                             value = out.value
                             if not value.is_inference() and not _is_one_of(value, given):

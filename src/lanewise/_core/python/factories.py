@@ -58,7 +58,8 @@ def adopt_results_of_name(name: str) -> None:
                 return plain(*args, **kwargs)
         leaf = kwargs.pop("requires_grad", False) if kwargs else False
         run = plain if level.parent is None else made
-        out = level.adopt(level.below(functools.partial(run, **kwargs) if kwargs else run, *args))
+        out = level.below(functools.partial(run, **kwargs) if kwargs else run, *args)
+        out = out if level.shares else level.adopt(out)
         return out.requires_grad_() if leaf else out
 
     never_compile(made)
@@ -204,7 +205,8 @@ def _factory_kernel(op: OpOverload) -> Any:
 
     def made(*args: Any, **kwargs: Any) -> Any:
         if alone and isinstance(level := current_level(), BatchLevel):
-            return level.adopt(level.below(functools.partial(call, **kwargs) if kwargs else call, *args))
+            out = level.below(functools.partial(call, **kwargs) if kwargs else call, *args)
+            return out if level.shares else level.adopt(out)
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             level = current_level()
             if (

@@ -38,6 +38,8 @@ def enter_engine(outputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, 
     """What `torch.autograd.grad` and `backward` call: torch's engine, with a thought for the planes below."""
     level = top_level(outputs)
     here = current_level()
+    if here is not None and here.watching:
+        here.note_within()
     if level is None and here is not None and peer_engine_active():
         return run_backward(outputs, cotangents, *args, **kwargs)  # wrappers of torch.func
     if here is not None and (level is None or level.order < here.order):

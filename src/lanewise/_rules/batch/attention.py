@@ -127,7 +127,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
     torch's fused kernels have no second derivative, the operations that they stand for have.
     """
-    if type(query) is not BatchTensor or type(query.level) is not BatchLevel or dropout_p or enable_gqa:
+    if type(query) is not BatchTensor or query.level.lanes is not None or dropout_p or enable_gqa:
         return NotImplemented
     level = query.level
     if not level.size or not 2 <= query.dim() <= 4 or not unwatched(level):

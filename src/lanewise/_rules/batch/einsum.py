@@ -23,7 +23,7 @@ _plain = torch.einsum
 def _einsum(*args: Any) -> Tensor:
     """`torch.einsum` while a level is open."""
     level = current_level()
-    if type(level) is BatchLevel and len(args) > 1 and type(args[0]) is str:
+    if isinstance(level, BatchLevel) and level.lanes is None and len(args) > 1 and type(args[0]) is str:
         operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
         equation = _with_lanes(level, args[0], operands) if unwatched(level, operands) else None
         if equation is None:

@@ -29,7 +29,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     if type(with_lanes) is not BatchTensor or not with_lanes.mapped or x.is_complex():
         return NotImplemented
     level = with_lanes.level
-    if type(level) is not BatchLevel or not unwatched(level) or weight.dim() != 2 or not x.dim():
+    if level.lanes is not None or not unwatched(level) or weight.dim() != 2 or not x.dim():
         return NotImplemented
     dtype = x.dtype
     records = False
@@ -163,7 +163,7 @@ def _all_rows(x: Tensor) -> Tensor:
 
 def _plain_level(cotangent: Any, other: Any) -> BatchLevel | None:
     """The level of lanes that none of both is above, where neither is recorded; None for the operations themselves."""
-    if type(cotangent) is not BatchTensor or not cotangent.mapped or type(cotangent.level) is not BatchLevel:
+    if type(cotangent) is not BatchTensor or not cotangent.mapped or cotangent.level.lanes is not None:
         return None
     level = cotangent.level
     if is_grad_enabled() and (recorded(cotangent) or (other is not None and recorded(other))):

@@ -93,7 +93,7 @@ _plain_rms_norm = torch.rms_norm
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
     """`torch.rms_norm` while a level is open: as a whole below, for it falls apart into six operations."""
     level = current_level()
-    if type(level) is BatchLevel and level.mapped(input) and not level.mapped(weight):
+    if isinstance(level, BatchLevel) and level.lanes is None and level.mapped(input) and not level.mapped(weight):
         operands = [input] if weight is None else [input, weight]
         inner = tuple(normalized_shape)
         if unwatched(level, operands) and tuple(input.shape[input.dim() - len(inner) :]) == inner:

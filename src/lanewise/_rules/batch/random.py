@@ -14,9 +14,9 @@ from torch.autograd.function import Function, once_differentiable
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor, captured_write
 from lanewise._core.draws.chunk_draws import keep_apart, note_first
 from lanewise._core.draws.random import check_random, note_generator, unbatched_write
-from lanewise._core.level import on_plane
+from lanewise._core.level import current_level, on_plane
 from lanewise._core.plane import Plane, map_tensors, tracked
-from lanewise._core.python.factories import adopt_results_of, route
+from lanewise._core.python.factories import adopt_results_of, route, route_past
 from lanewise._core.rules import Rule
 from lanewise._rules.batch.families import bind, leading, pointwise
 from lanewise._rules.batch.operands import aligner, common_shape
@@ -443,3 +443,31 @@ def _check_distribution(p: Tensor, odds: Tensor, num_samples: int, replacement: 
     if why is not None:
         raise TransformError(at_user_line(f"vmap: multinomial: {why}"))
     return p.shape[-1]
+
+
+# --- what no tensor of the plane takes part in ------------------------------------------------------------------------
+
+
+def _drawn_apart(*args: Any, **kwargs: Any) -> Any:
+    """Numbers drawn into plain tensors, or by kernels of a device: seen where these stand for wrappers."""
+    level = current_level()
+    if level is not None and level.shares:
+        level.note_within()
+    return NotImplemented
+
+
+_DRAWN_INTO = (
+    "_sample_dirichlet _standard_gamma bernoulli binomial cauchy exponential geometric log_normal multinomial "
+    "native_dropout normal poisson rand rand_like randint randint_like randn randn_like random randperm "
+    "rrelu_with_noise uniform"
+)
+_BY_DEVICES = (
+    "_cudnn_rnn miopen_rnn _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_flash_attention"
+)
+for _name in _DRAWN_INTO.split():
+    for _overload in getattr(aten, _name).overloads():
+        if _overload.endswith("out"):
+            route_past(getattr(getattr(aten, _name), _overload), _drawn_apart)
+for _name in _BY_DEVICES.split():
+    route_past(getattr(aten, _name).default, _drawn_apart)

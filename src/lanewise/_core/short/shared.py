@@ -1,0 +1,184 @@
+"""Functions that write no values of lanes to what is the same in all of them.
+
+What a function makes, and what it computes from captured tensors alone, takes part as a wrapper, since values of lanes
+may be written into it later. For a function that does not write, plain tensors do: they pass no code of this library.
+Whether it does is seen at the first call, on a `WatchedLevel`. Later calls run on a `SharedLevel`, where whatever a
+plain tensor cannot stand for starts the `vmap` again, with wrappers from then on.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._core.again.journal import Journal
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.draws.random import is_random
+from lanewise._core.level import standing
+from lanewise._core.parting.lanes import Disagreement
+from lanewise._core.plane import STATISTICS, Plane, written_statistics
+from lanewise._torch_compat import (
+    OUTSIDE_KEY,
+    dispatch_mode_count,
+    exclude_key,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    next_node_number,
+)
+from lanewise._torch_compat import forward_ad as _native
+
+# So many tensors that are the same in all lanes make it worth while.
+_WORTH = 8
+
+# Code of functions that run with wrappers.
+with_wrappers: set[Any] = set()
+# Code of those that need none, with gradients recorded and without.
+_without: dict[bool, set[Any]] = {True: set(), False: set()}
+# So many are remembered.
+_MOST = 10_000
+
+
+class WatchedLevel(BatchLevel):
+    """The level of a first call.
+
+    Attributes:
+        adopted: How many tensors it has adopted.
+        fit: Whether plain tensors would have done.
+    """
+
+    __slots__ = ("adopted", "fit")
+    watching = True
+
+    def __init__(self, *place: Any) -> None:
+        super().__init__(*place)
+        self.adopted = 0
+        self.fit = True
+
+    def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
+        self.adopted += 1
+        if value.requires_grad or (origin is not None and not isinstance(origin[0], Plane)):
+            self.fit = False
+        return super().adopt(value, origin)
+
+    def lift(self, wrapper: BatchTensor) -> None:
+        self.fit = False
+        super().lift(wrapper)
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        if (func._schema.is_mutable or written_statistics(func, args, kwargs)) and any(map(self.mapped, operands)):
+            self.fit = False
+        return super().interpret(func, args, kwargs, operands)
+
+    def note_within(self) -> None:
+        self.fit = False
+
+    def has_shared(self) -> bool:
+        """Whether plain tensors would have done for all that was the same in all lanes, and there was some."""
+        return (
+            self.fit
+            and self.adopted >= _WORTH
+            and type(self.journal) is list
+            and self.picked is None  # a plain tensor takes no number of each lane as an index
+            and next_node_number() == self.begun
+        )
+
+
+class SharedLevel(BatchLevel):
+    """The level of a function that writes no values of lanes to what is the same in all: that stays plain tensors.
+
+    Attributes:
+        updated: Whether running statistics were updated, for which the function starts again at its end: it is known
+            then how to undo that.
+    """
+
+    __slots__ = ("_journal", "updated")
+    watching = True
+    shares = True
+
+    def __init__(self, *place: Any) -> None:
+        self.updated = False
+        super().__init__(*place)
+
+    def __enter__(self) -> "SharedLevel":
+        try:
+            # It stays among the keys that are included, which tells where the user's code runs.
+            exclude_key(OUTSIDE_KEY, True)
+            return super().__enter__()
+        except BaseException:
+            self._leave()  # an interrupt
+            raise
+
+    def _leave(self) -> None:
+        exclude_key(OUTSIDE_KEY, False)
+        super()._leave()
+
+    def note_within(self) -> Any:
+        """Start again, with wrappers."""
+        raise Disagreement(self)
+
+    def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
+        return self.note_within()
+
+    def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        if is_random(op):
+            return super().factory(op, args, kwargs)
+        return self.below(lambda: op(*args, **kwargs))
+
+    def interpret(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        if func in STATISTICS:
+            self.updated = self.updated or bool(written_statistics(func, args, kwargs))
+        elif func._schema.is_mutable:
+            self.note_within()
+        return super().interpret(func, args, kwargs, operands)
+
+    def check_end(self) -> None:
+        """What autograd records has leaves and hooks, which belong to each lane, as running statistics may."""
+        if self.updated or next_node_number() != self.begun:
+            self.note_within()
+
+    @property
+    def journal(self) -> Any:
+        """Not begun, for the arguments are not written to."""
+        return self._journal
+
+    @journal.setter
+    def journal(self, journal: Any) -> None:
+        if type(journal) is Journal and not self.updated:
+            self.note_within()
+        self._journal = journal
+
+
+def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
+    """The class of level for a call, by `vmap`, of a function that is not known to run with wrappers."""
+    if (
+        randomness != "error"
+        or standing.levels
+        or standing.orders
+        or _native._current_level >= 0
+        or dispatch_mode_count()
+        or is_inference_mode_enabled()
+    ):
+        return BatchLevel
+    for arg in args:
+        if not isinstance(arg, Tensor) or arg.requires_grad:
+            return BatchLevel
+    return SharedLevel if code in _without[is_grad_enabled()] else WatchedLevel
+
+
+def runs_without(level: Any, code: Any) -> bool:
+    """At the end of a function, on a level of one of these classes: whether it runs without wrappers."""
+    if type(level) is SharedLevel:
+        level.check_end()
+        return True
+    found = level.has_shared()
+    known = _without[level.grad_mode] if found else with_wrappers
+    if len(known) >= _MOST:
+        known.clear()
+    known.add(code)
+    return found
+
+
+def forget(code: Any) -> None:
+    """Run a function with wrappers from now on."""
+    with_wrappers.add(code)
+    for known in _without.values():
+        known.discard(code)
