@@ -92,7 +92,9 @@ def test_whole_numbers_take_no_floats(name):
     with pytest.raises(RuntimeError):
         f(xs[0])
     for run in (lambda: vmap(f)(xs), lambda: jvp(f, (xs[0],), (xs[0],)), lambda: jvp(vmap(f), (xs,), (xs,))):
-        with pytest.raises(RuntimeError, match=f"{APART}|must have the same dtype|Expected out tensor|infer output dtype"):
+        with pytest.raises(
+            RuntimeError, match=f"{APART}|must have the same dtype|Expected out tensor|infer output dtype"
+        ):
             run()
 
 

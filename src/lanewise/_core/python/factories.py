@@ -33,7 +33,8 @@ from lanewise._torch_compat import (
 )
 from lanewise.errors import LanewiseError
 
-_hooked: set[OpOverload] = set()
+# Names of overloads that are handed to a kernel of their own.
+_hooked: set[str] = set()
 _kernels = torch.library.Library("aten", "IMPL")
 _collectives = torch.library.Library("_c10d_functional", "IMPL")
 
@@ -141,11 +142,16 @@ def _outside_kernel(name: str) -> Any:
     return kernel
 
 
+def is_routed(name: str) -> bool:
+    """Whether an overload is handed to a kernel of its own."""
+    return name in _hooked
+
+
 def route(op: OpOverload, kernel: Any) -> None:
     """Hand an overload to `kernel` while a level is open, whatever its operands."""
-    if op in _hooked:
+    if is_routed(op.name()):
         raise ValueError(f"{op} is routed already")
-    _hooked.add(op)
+    _hooked.add(op.name())
     never_compile(kernel)
     _kernels.impl(op.name().removeprefix("aten::"), kernel, FACTORY_KEY_NAME)
 
@@ -155,13 +161,14 @@ def route_past(op: OpOverload, kernel: Any) -> None:
 
     So does what fails, which may do so for some lanes only.
     """
-    _hooked.add(op)
+    _hooked.add(op.name())
     never_compile(kernel)
     _pass_by(op.name(), kernel, lambda: op)
 
 
 def route_past_name(name: str, kernel: Any) -> None:
     """The same for an overload by its name, which is looked up at its first call."""
+    _hooked.add(name)
     never_compile(kernel)
     _pass_by(name, kernel, functools.cache(lambda: named_overload(name)))
 

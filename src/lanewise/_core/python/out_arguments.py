@@ -8,7 +8,7 @@ from typing import Any
 
 from lanewise._core.missing import functional_twin, write_out
 from lanewise._core.plane import Plane, recorded, tensors_of
-from lanewise._core.python.factories import named_overload, route_past_name
+from lanewise._core.python.factories import is_routed, named_overload, route_past_name
 from lanewise._torch_compat import OpOverload, has_kernel_for_key, is_grad_enabled, operator_names
 
 # Overloads with `out=` arguments that have names of their own.
@@ -18,10 +18,8 @@ _NAMED = ("linalg_eigh.eigvals", "linalg_svd.U", "qr.Q", "svd.U")
 def write_by_twins() -> None:
     """Hand the compositions with `out=` to their functional overloads where a plane is among the operands."""
     for name in operator_names("aten::"):
-        overload = name.partition(".")[2]
-        if ("out" in overload or name.removeprefix("aten::") in _NAMED) and has_kernel_for_key(
-            name, "CompositeImplicitAutograd"
-        ):
+        writes = "out" in name.partition(".")[2] or name.removeprefix("aten::") in _NAMED
+        if writes and not is_routed(name) and has_kernel_for_key(name, "CompositeImplicitAutograd"):
             route_past_name(name, _by_twin(name))
 
 
