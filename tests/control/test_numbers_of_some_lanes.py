@@ -212,7 +212,51 @@ def started_with_a_number(x, k):
     return x * (best if isinstance(best, int) else best.exp())
 
 
-PROGRAMS = [kind_asked, sum_of_truths, scaled, accumulated, of_a_function, started_with_a_number]
+def added_to(x, k):
+    total = 0
+    for v in x:
+        if v > 0.2:
+            total += v
+    try:
+        return x * (100 if isinstance(total, int) else 1 / total) + 1 / total
+    except ZeroDivisionError:
+        return x * 7
+
+
+def changed_in_place(x, k):
+    first = x.clone()
+    part = first[0] if x[1] > 0 else 2
+    part += 1  # `first` has it, where it is a tensor
+    if isinstance(part, int):
+        part **= 3
+    return first.sum() * 3 + x * part
+
+
+def chosen_within(x, k):
+    y = (x[0] if x[0] > 0 else 3) * 2
+    z = -(2 if x[1] > 0 else x[1])
+    return x * (y if isinstance(y, int) else y.sin()) + isinstance(z, int)
+
+
+def greatest_and_least(x, k):
+    y, z = max(x[0], 0), 1
+    z = min(x[1], z)
+    w = abs(x[2] if x[2] > 0 else -2)
+    return x * (10 if type(y) is int else y) + isinstance(z, int) + isinstance(w, int) * w
+
+
+def grown_argument(s, k):
+    n, s = 1, s.sum()
+    while s < 2:
+        s = s + 0.5
+        n = n * s
+    return s / (n if isinstance(n, int) else 2.0)
+
+
+PROGRAMS = [
+    kind_asked, sum_of_truths, scaled, accumulated, of_a_function, started_with_a_number, added_to, changed_in_place,
+    chosen_within, greatest_and_least, grown_argument,
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
@@ -350,6 +394,53 @@ def left_a_loop(x):
     return [isinstance(a, float), a * 1]
 
 
+def bound_again(x):
+    n = 1
+    while x < 2:
+        x = x + 0.5
+        n = n * x
+    return [isinstance(n, int), n / (n if isinstance(n, int) else 2.0), x]
+
+
+def divided_by_a_choice(x):
+    try:
+        return 1 / (0 if x > 0 else x)
+    except ZeroDivisionError:
+        return [x, 0]
+
+
+def divided_by_the_greatest(x):
+    try:
+        return 1 / max(x, 0)
+    except ZeroDivisionError:
+        return [x, 0]
+
+
+def shifted(x):
+    n = 0
+    for v in (x, x * 2, -x):
+        n |= 1 if v > 0 else 2
+        n <<= 1
+    t = 0.1
+    t -= x if x > 0 else 0.2
+    return [n, t, isinstance(t, float)]
+
+
+def seen_after_a_change(x):
+    total = 0
+
+    def add(v):
+        nonlocal total
+        if v > 0:
+            total += v
+        elif v < -1:
+            total += 1
+
+    add(x)
+    add(x - 1)
+    return [isinstance(total, int), total * 2]
+
+
 def printed(x):
     s = 0.0
     if x > 0:
@@ -373,6 +464,11 @@ STATEMENTS = [
     by_calls_in_expressions,
     divided_by_a_call,
     left_a_loop,
+    bound_again,
+    divided_by_a_choice,
+    divided_by_the_greatest,
+    shifted,
+    seen_after_a_change,
     printed,
 ]
 
@@ -400,6 +496,12 @@ def test_a_tensor_stands_for_numbers_that_do_not_show(start):
 @pytest.mark.parametrize("use", ["1 / s", "s ** -1", "s // w", "~(s > 0)", "s % 0.3"])
 def test_masks_leave_numbers_that_show(use):
     f = function(f"    s = c if c > 0 else 0.1\n    return {use} + w\n")
+    assert run_masked(f, (torch.tensor(CS), KS, torch.tensor(WS)), (0, 0, 0)) is None
+
+
+@pytest.mark.parametrize("use", ["1 / max(c, 0)", "2 ** (c if c > 0 else 3)", "(0 if c > 0 else c) // w"])
+def test_masks_leave_operands_that_show(use):
+    f = function(f"    w = w * 2 if c > 0 else w\n    return {use} + w\n")
     assert run_masked(f, (torch.tensor(CS), KS, torch.tensor(WS)), (0, 0, 0)) is None
 
 

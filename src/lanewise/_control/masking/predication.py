@@ -64,8 +64,9 @@ def predicated(node: Function) -> Predicated:
     writer = _Writer(node)
     given: list[ast.stmt] = [ast.Return(node.body)] if isinstance(node, ast.Lambda) else node.body
     body = writer.block(given, ())
-    if shows_numbers(given, True):
-        body.insert(0, ast.Expr(of_masks("note_numbers", ast.Constant(shows_numbers(given, False)))))
+    names = argument_names(node)
+    if shows_numbers(given, names, True):
+        body.insert(0, ast.Expr(of_masks("note_numbers", ast.Constant(shows_numbers(given, names, False)))))
     if _RESULT not in writer.bound or not (writer.branches or writer.calls_others):
         raise Unsupported("it has no branches, or not always a result")
     new = copy.copy(arguments)

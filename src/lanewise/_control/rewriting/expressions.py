@@ -7,6 +7,7 @@ from typing import Any
 from lanewise._control.rewriting.arithmetic import arithmetic
 from lanewise._control.rewriting.builders import call, function, load_name, runtime, thunk
 from lanewise._control.rewriting.kinds import calls_user
+from lanewise._control.rewriting.number_kinds import gives_entry, is_choice, tells
 from lanewise._control.rewriting.source import Function, Unsupported, argument_names
 from lanewise._core.again.effects import MUTATING
 
@@ -85,9 +86,11 @@ class Expressions(ast.NodeTransformer):
         """Whether an operand may be a variable that holds things of different kinds here."""
         return isinstance(node, ast.Name) and self.unsure(node.id) and node.id in self.mixing
 
-    def may_be_mixed(self, node: ast.expr) -> bool:
-        """Whether an expression that is no name may give things of different kinds."""
-        return not isinstance(node, ast.Name) and (calls_user(node) or any(map(self.may_mix, ast.walk(node))))
+    def may_be_mixed(self, node: ast.expr, entries: bool) -> bool:
+        """Whether an expression that is no name may give things of different kinds (`entries`: as `max` may)."""
+        if isinstance(node, ast.Name):
+            return False
+        return calls_user(node) or is_choice(node, entries) or any(map(self.may_mix, ast.walk(node)))
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
@@ -144,7 +147,9 @@ class Expressions(ast.NodeTransformer):
         """
         parts = [part for operand in operands for part in _entries(operand)]
         names = {part.id for part in parts if isinstance(part, ast.Name) and self.may_mix(part)}
-        telling = {id(part) for part in parts if self.may_be_mixed(part)} if _tells(node) else set()
+        keeps = isinstance(node, (ast.BinOp, ast.UnaryOp)) or gives_entry(node)
+        apart = tells(node) or (keep and self.keeps >= NUMBERS and keeps)
+        telling = {id(part) for part in parts if self.may_be_mixed(part, tells(node))} if apart else set()
         if not (names or telling) or _acts(node) or _stays_whole(node):
             return None
         if isinstance(node, ast.Compare):
@@ -155,7 +160,9 @@ class Expressions(ast.NodeTransformer):
             if id(part) in telling or any(isinstance(below, ast.Call) for below in ast.walk(part))
         }
         values = [call(runtime("kept"), load_name(name), ast.Constant(name)) for name in sorted(names)]
+        around, self.keeps = self.keeps, min(self.keeps, NUMBERS)
         values += [self.kept(copy.deepcopy(part)) for part in before.values()]
+        self.keeps = around
         known = set(self.known)
         self.known |= names
         self.thunks += 1
@@ -202,7 +209,9 @@ class Expressions(ast.NodeTransformer):
     def fused(self, node: ast.expr, keep: bool) -> ast.expr | None:
         """An expression of elementwise operations, to be computed as a whole; None if it does anything else."""
         found = None if self.apart else arithmetic(node)
-        if found is None:
+        if found is None or (
+            (tells(node) or keep) and any(is_choice(operand, tells(node)) for operand in found.operands.values())
+        ):
             return None
         keep = keep and any(map(self.may_mix, found.operands.values()))
         values = [
@@ -298,7 +307,7 @@ class Expressions(ast.NodeTransformer):
             return out
         if _is_filtered(node):
             return self.of_chosen(node)
-        func, returns_kinds = node.func, calls_user(node)
+        func, returns_kinds = node.func, calls_user(node) or gives_entry(node)
         node.args = [self.visit(arg) for arg in node.args]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         if isinstance(func, ast.Name) and func.id in _NATIVE_CALLS:
@@ -456,20 +465,6 @@ def _stays_whole(node: ast.expr) -> bool:
     return any(
         isinstance(part, _APART) or (isinstance(part, ast.Name) and part.id in _NATIVE_CALLS) for part in ast.walk(node)
     )
-
-
-_ASKING = frozenset({"isinstance", "type", "hasattr", "callable"})
-
-
-def _tells(node: ast.expr) -> bool:
-    """Whether an expression is one that number and tensor give different things for."""
-    if isinstance(node, ast.BinOp):
-        divided = isinstance(node.op, ast.Div) and isinstance(node.left, ast.Constant)
-        return divided or isinstance(node.op, (ast.Pow, ast.FloorDiv, ast.Mod))
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.Invert)
-    func = node.func if isinstance(node, ast.Call) else None
-    return isinstance(func, ast.Name) and func.id in _ASKING
 
 
 def _entries(operand: ast.expr) -> list[ast.expr]:

@@ -6,10 +6,20 @@ expression that they are part of is computed for each of their values (choices.p
 
 import ast
 import builtins
+from collections.abc import Collection
 
 from torch import Tensor
 
-from lanewise._control.rewriting.number_kinds import ANY, assignments, kinds_of_numbers, number_kinds, short_names
+from lanewise._control.rewriting.number_kinds import (
+    ANY,
+    assignments,
+    gives_entry,
+    is_choice,
+    kinds_of_numbers,
+    number_kinds,
+    short_names,
+    tells,
+)
 from lanewise._control.rewriting.scopes import inside, stores
 from lanewise._control.rewriting.uses import Uses
 
@@ -39,17 +49,23 @@ def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set
     given = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :] if arguments.defaults else []
     defaults = [*zip(given, arguments.defaults), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
     names = {arg.arg for arg, default in defaults if isinstance(default, ast.Constant) and _is_kind(default, set())}
-    local = set(stores(body)) | {arg.arg for arg in ast.walk(arguments) if isinstance(arg, ast.arg)}
-    numbers = kinds_of_numbers(body)
+    taken = {arg.arg for arg in ast.walk(arguments) if isinstance(arg, ast.arg)}
+    local = set(stores(body)) | taken
+    numbers = kinds_of_numbers(body, taken)
     apart = Uses(numbers, short_names(body, numbers)).found(body)
     apart |= {name for name, held in numbers.items() if len(held - {ANY}) > 1 or "bool" in held}
     names |= {name for name in apart if len(numbers.get(name, ())) > 1}
+    entries = any(gives_entry(value) for _, pairs in found for _, value in pairs)
+    told = Uses(numbers, None).found(body) if entries else set()
     keeping: set[int] = set()
     kept: set[str] = set()
     while True:
         before = len(names), len(keeping)
         for node, pairs in found:
             names |= {name for name, value in pairs if _is_kind(value, names) or _is_global(value, local)}
+            if isinstance(node, ast.AugAssign) and not {name for name, _ in pairs} & apart & names:
+                continue
+            pairs = [(name, value) for name, value in pairs if name in told or not gives_entry(value)]
             if any(_may_mix(value, names | kept, numbers) for _, value in pairs):
                 keeping.add(id(node))
                 kept |= {name for name, _ in pairs}
@@ -76,7 +92,7 @@ def _is_global(value: ast.expr, local: set[str]) -> bool:
 
 def _may_mix(value: ast.expr, names: set[str], numbers: dict[str, set[str]]) -> bool:
     """Whether lanes that run together may differ in what kind of value it is."""
-    if isinstance(value, (ast.BinOp, ast.UnaryOp, ast.Compare)):
+    if isinstance(value, (ast.BinOp, ast.UnaryOp, ast.Compare)) or gives_entry(value):
         return len(number_kinds(value, numbers)) > 1
     if isinstance(value, ast.Name):
         return value.id in names
@@ -85,12 +101,15 @@ def _may_mix(value: ast.expr, names: set[str], numbers: dict[str, set[str]]) -> 
     return isinstance(value, (ast.IfExp, ast.BoolOp)) or calls_user(value)
 
 
-def shows_numbers(body: list[ast.stmt], digits: bool) -> bool:
-    """Whether some variable may be a Python number in some lanes and a tensor in others, and can be told from one.
+def shows_numbers(body: list[ast.stmt], arguments: Collection[str], digits: bool) -> bool:
+    """Whether a value may be a Python number in some lanes and a tensor in others, and can be told from one.
 
     `digits`: by its digits, too, of which Python has more than most tensors.
     """
-    numbers = kinds_of_numbers(body)
+    numbers = kinds_of_numbers(body, arguments)
     several = {name for name, held in numbers.items() if len(held) > 1 and ANY in held}
     short = short_names(body, numbers) if digits else None
-    return bool(several and several & Uses(numbers, short).found(body))
+    if several and several & Uses(numbers, short).found(body):
+        return True
+    operations = (node for node in inside(body) if isinstance(node, ast.BinOp) and tells(node))
+    return any(is_choice(node.left) or is_choice(node.right) for node in operations)

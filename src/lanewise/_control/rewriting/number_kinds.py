@@ -2,6 +2,7 @@
 
 import ast
 import math
+from collections.abc import Collection
 
 from lanewise._control.rewriting.scopes import inside, stores
 
@@ -19,11 +20,15 @@ _RANK = {"bool": 0, "int": 1, "float": 2, "complex": 3}
 # A number of a type that depends on what it is of, and what may be anything.
 _NUMBER, ANY = "number", "any"
 _EXTREMES = frozenset({"max", "min"})
+_ENTRIES = _EXTREMES | {"abs"}
 _SOME_NUMBER = frozenset({"divmod", "max", "min", "pow", "round", "sum"})
 
 
 def assignments(statement: ast.AST) -> list[tuple[str, ast.expr]] | None:
     """Names and what is assigned to each, where a statement does nothing but that."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        name = statement.target.id
+        return [(name, ast.BinOp(ast.Name(name, ast.Load()), statement.op, statement.value))]
     if not isinstance(statement, ast.Assign):
         return None
     found: list[tuple[str, ast.expr]] = []
@@ -48,8 +53,6 @@ def _given(body: list[ast.stmt]) -> dict[str, list[ast.expr | None]]:
         pairs = assignments(node)
         if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and isinstance(node.target, ast.Name) and node.value:
             pairs = [(node.target.id, node.value)]
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            pairs = [(node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value))]
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name) and _is_range(node.iter):
             pairs = [(node.target.id, ast.Constant(0))]
         for name, value in pairs or ():
@@ -60,10 +63,13 @@ def _given(body: list[ast.stmt]) -> dict[str, list[ast.expr | None]]:
     return given
 
 
-def kinds_of_numbers(body: list[ast.stmt]) -> dict[str, set[str]]:
-    """The types of Python numbers that each name may hold; `ANY` among them where it may hold what is no number."""
+def kinds_of_numbers(body: list[ast.stmt], arguments: Collection[str]) -> dict[str, set[str]]:
+    """The types of Python numbers that each name may hold; `ANY` among them where it may hold what is no number.
+
+    As an argument may.
+    """
     given = _given(body)
-    kinds: dict[str, set[str]] = {name: set() for name in given}
+    kinds = {name: {ANY} if name in arguments else set() for name in given}
     while True:
         before = sum(map(len, kinds.values()))
         for name, values in given.items():
@@ -126,6 +132,18 @@ def _combined(a: str, op: ast.operator, b: str) -> str:
     return _NUMBER if isinstance(op, ast.Pow) else kind
 
 
+def gives_entry(value: ast.AST) -> bool:
+    """Whether a call gives a number or a tensor as it is given one: `max(x, 0)`."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _ENTRIES
+
+
+def is_choice(value: ast.expr, entries: bool = True) -> bool:
+    """Whether a value has a ternary or its like in it, or (`entries`) `max` or its like, that may be a number."""
+    kinds = (ast.IfExp, ast.BoolOp, ast.Call) if entries else (ast.IfExp, ast.BoolOp)
+    parts = (part for part in ast.walk(value) if isinstance(part, kinds))
+    return any(len(number_kinds(part, {})) > 1 for part in parts if not isinstance(part, ast.Call) or gives_entry(part))
+
+
 def is_short(value: object) -> bool:
     """Whether a number has so few digits that no dtype rounds it, nor a few sums of such numbers."""
     return isinstance(value, (int, float)) and (abs(value) == math.inf or (abs(value) <= 8 and (value * 4) % 1 == 0))
@@ -146,8 +164,24 @@ def short_names(body: list[ast.stmt], kinds: dict[str, set[str]]) -> set[str]:
             return short(value.body) and short(value.orelse)
         if isinstance(value, ast.Constant):
             return is_short(value.value)
+        if isinstance(value, ast.Call) and gives_entry(value):
+            return all(map(short, value.args))
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "float":
             return bool(value.args) and isinstance(value.args[0], ast.Constant)  # an infinity
         return value is not None and number_kinds(value, kinds) == {ANY} and not isinstance(value, ast.Call)
 
     return {name for name, values in _given(body).items() if all(map(short, values))}
+
+
+_ASKING = frozenset({"isinstance", "type", "hasattr", "callable"})
+
+
+def tells(node: ast.expr) -> bool:
+    """Whether an expression is one that number and tensor give different things for."""
+    if isinstance(node, ast.BinOp):
+        divided = isinstance(node.op, ast.Div) and isinstance(node.left, ast.Constant)
+        return divided or isinstance(node.op, (ast.Pow, ast.FloorDiv, ast.Mod))
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Invert)
+    func = node.func if isinstance(node, ast.Call) else None
+    return isinstance(func, ast.Name) and func.id in _ASKING

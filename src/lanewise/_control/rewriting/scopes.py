@@ -127,13 +127,6 @@ def writes_in_place(body: list[ast.stmt]) -> bool:
     return False
 
 
-def augmented(body: list[ast.stmt]) -> set[str]:
-    """Names that `+=` and its like change."""
-    return {
-        node.target.id for node in inside(body) if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-    }
-
-
 def loop_variables(body: list[ast.stmt]) -> dict[int, set[str]]:
     """By the id of each `for` in a function: variables of it that are not read anywhere else."""
     loops = [node for node in inside(body) if isinstance(node, ast.For)]

@@ -38,7 +38,6 @@ from lanewise._control.rewriting.scopes import (
     FORKS,
     JUMPS,
     SCOPES,
-    augmented,
     changes_objects,
     declared,
     inside,
@@ -129,13 +128,12 @@ class _Rewriter(Expressions):
         if isinstance(self.node, ast.Lambda):
             self.node.body = self.visit(self.node.body)
             return
-        changed = augmented(self.body)
         body = self.block(self.body)
         if not self.simple:
             body.extend(self.leave(ast.Constant(None)))
         if self.forks:
             captured = sorted(self.captured & self.suspects)
-            names = [captured, list(self.closed), sorted(self.suspects & self.numbers - changed)]
+            names = [captured, list(self.closed), sorted(self.suspects & self.numbers)]
             body.insert(_after_docstring(body), assign(_FRAME, call(runtime("Frame"), *map(strings, names))))
         self.node.body = body
 
@@ -409,9 +407,16 @@ class _Rewriter(Expressions):
             node.target = self.visit(target)
             node.value = self.visit(node.value)
             return node
+        if id(node) in self.keeping:
+            function = ast.Constant(f"i{type(node.op).__name__.lower()}")
+            held, value = self.kept(ast.Name(target.id, ast.Load())), self.kept(node.value)
+            self.known.discard(target.id)
+            return ast.copy_location(assign(target.id, call(runtime("augmented"), function, held, value)), node)
         node.value = self.visit(node.value)
         out: list[ast.stmt] = []
-        if self.unsure(target.id):
+        if id(node) in self.apart_here:
+            out.append(assign(target.id, call(runtime("one_kind"), load_name(target.id), ast.Constant(target.id))))
+        elif self.unsure(target.id):
             out.append(assign(target.id, call(runtime("load"), load_name(target.id), ast.Constant(target.id))))
         out.append(ast.Expr(call(runtime("changes"), load_name(target.id))))
         self.known.add(target.id)

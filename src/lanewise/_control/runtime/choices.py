@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lanewise._control.rewriting.expressions import KINDS, NUMBERS, RETURNED
 from lanewise._control.runtime import replacements
+from lanewise._control.runtime.changes import changes
 from lanewise._control.runtime.iterators import refuse_iterators
 from lanewise._control.runtime.merging import BY_VALUE, UNBOUND, Mixed, number_kind
 from lanewise._control.runtime.merging import join as join_values
@@ -308,8 +309,30 @@ def for_each_value(run: Callable, keep: int, operands: tuple, depth: int) -> Any
     return join_values(level, base, pieces, values, keep)
 
 
+# Operators by the names of their nodes in the syntax tree.
+_IN_PLACE = {
+    **{f"i{name}": getattr(operator, f"i{name}") for name in ("add", "sub", "mod", "pow")},
+    "imult": operator.imul,
+    "idiv": operator.itruediv,
+    "ifloordiv": operator.ifloordiv,
+    "imatmult": operator.imatmul,
+    "ilshift": operator.ilshift,
+    "irshift": operator.irshift,
+    "ibitor": operator.ior,
+    "ibitxor": operator.ixor,
+    "ibitand": operator.iand,
+}
+
+
+def augmented(name: str, held: Any, value: Any) -> Any:
+    """`held += value` and its like, of a variable that may be a number in some lanes and a tensor in others."""
+    return for_each_value(lambda own, other: _IN_PLACE[name](changes(own), other), NUMBERS, (held, value), 2)
+
+
 def keeping(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """`func(*args, **kwargs)`, which may return a Mixed."""
+    if func is replacements.greatest or func is replacements.least:
+        func = replacements.greatest_kept if func is replacements.greatest else replacements.least_kept
     return func(*args, **kwargs)
 
 

@@ -11,6 +11,7 @@ from lanewise._control.rewriting.expressions import KINDS, NUMBERS
 from lanewise._control.runtime.callees import fn
 from lanewise._control.runtime.changes import changes, changes_outside, context, made
 from lanewise._control.runtime.choices import (
+    augmented,
     both,
     called_by_keeping,
     choose,
@@ -54,6 +55,7 @@ from lanewise._core.parting.lanes import (
 
 __all__ = [
     "ABSENT",
+    "augmented",
     "both",
     "changes",
     "changes_outside",

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.rewriting.expressions import NUMBERS
 from lanewise._control.runtime.callees import fn, replaced, replaced_methods
 from lanewise._control.runtime.changes import changes, kept_entry, watched
 from lanewise._control.runtime.iterators import refuse_iterators
@@ -279,8 +280,8 @@ def _rows_of(numbers: list) -> Tensor | None:
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 
-def _extreme(function: Callable, better: Callable) -> Callable:
-    def pick(best: Any, entry: Any, key: Any) -> Any:
+def _extreme(function: Callable, better: Callable, keep: int = 0) -> Callable:
+    def pick(best: Any, entry: Any, key: Any, keep: int) -> Any:
         verdict = better(key(entry), key(best)) if key is not None else better(entry, best)
         level = machine.level
         parted: Any = bool(verdict) if not with_lanes(verdict) else None
@@ -292,7 +293,7 @@ def _extreme(function: Callable, better: Callable) -> Callable:
             return best
         base = level.lanes
         pieces = [child(base, positions) for positions in parted]
-        return join(level, base, pieces, [entry, best])
+        return join(level, base, pieces, [entry, best], keep)
 
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -303,7 +304,7 @@ def _extreme(function: Callable, better: Callable) -> Callable:
         key = None if key is None else fn(key)
         best = entries[0]
         for entry in entries[1:]:
-            best = pick(best, entry, key)
+            best = pick(best, entry, key, keep if len(entries) == 2 else 0)
         if key is None and type(best) is LaneNumber:
             return expressed(LaneNumber(best.kind, best.value, best.bound), function, *entries)
         return best
@@ -311,8 +312,10 @@ def _extreme(function: Callable, better: Callable) -> Callable:
     return stand_in
 
 
-replaced[max] = _extreme(max, operator.gt)
-replaced[min] = _extreme(min, operator.lt)
+replaced[max] = greatest = _extreme(max, operator.gt)
+replaced[min] = least = _extreme(min, operator.lt)
+# Of a number and a tensor: each in its own lanes.
+greatest_kept, least_kept = _extreme(max, operator.gt, NUMBERS), _extreme(min, operator.lt, NUMBERS)
 
 
 def _quantifier(function: Callable, ends: bool) -> Callable:
