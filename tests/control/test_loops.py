@@ -777,7 +777,19 @@ def by_a_hook(x):
     return shrunk(HOOKED(x))
 
 
-TRACES = [counted(lambda x: shrunk(x)), in_context, by_name_of_a_method, by_operator, by_name, by_a_look, by_a_hook]
+class Noted:
+    def __init__(self):
+        SEEN.append(1)
+
+
+def by_making(x):
+    Noted()
+    return shrunk(x)
+
+
+TRACES = [
+    counted(lambda x: shrunk(x)), in_context, by_name_of_a_method, by_operator, by_name, by_a_look, by_a_hook, by_making
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("func", TRACES, ids=lambda func: func.__name__)

@@ -207,7 +207,8 @@ def _class_changes(kind: type) -> bool:
         with looking(kind) as first:
             if not first:
                 return False
-            found = unseen_of_class(kind).asked is not None  # type: ignore[union-attr]
+            unseen: Any = unseen_of_class(kind)
+            found = unseen.asked is not None or unseen.making
             found = _classes[kind] = found or Reach(*functions_of(kind), verdict=True).changes
     return found
 
@@ -236,8 +237,10 @@ def looking(kind: type) -> Iterator[bool]:
 
 
 def functions_of(kind: type) -> list[Any]:
-    """The methods of a class that is no library's."""
+    """The methods of a class that is no library's, but for those that make an object and change no other."""
     found: list[Any] = []
+    unseen = unseen_of_class(kind)
+    making = unseen is not None and unseen.making
     for base in kind.__mro__:
         if of_library(base.__module__):
             continue
@@ -248,8 +251,11 @@ def functions_of(kind: type) -> list[Any]:
                 found.append(value.__func__)
             elif isinstance(value, functools.cached_property):
                 found.append(value.func)
-            elif isinstance(value, types.FunctionType) and name not in _MAKING:
-                found.append(value)
+            elif isinstance(value, types.FunctionType):
+                if making or name not in _MAKING:
+                    found.append(value)
+            elif isinstance(getter := getattr(type(value), "__get__", None), types.FunctionType):
+                found.append(getter)
     return found
 
 
