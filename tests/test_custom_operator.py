@@ -249,3 +249,20 @@ def test_what_draws_nothing_leaves_the_generator_alone():
     after = torch.rand(1)
     torch.manual_seed(0)
     assert torch.equal(after, torch.rand(1))
+
+
+@pytest.mark.filterwarnings("ignore:vmap. There is a performance drop")
+def test_what_writes_has_no_forward_mode():
+    @torch.library.custom_op("lanewise_tests::doubled_into", mutates_args=("out",))
+    def doubled_into(out: Tensor, x: Tensor) -> None:
+        out.copy_(x * 2)
+
+    def f(x):
+        out = torch.zeros(3)
+        doubled_into(out, x)
+        return out
+
+    xs = torch.rand(2, 3)
+    assert torch.equal(vmap(f)(xs), xs * 2)
+    with pytest.raises(errors.FunctionError, match="doubled_into.*writes to its operands"):
+        jvp(f, (xs[0],), (xs[0],))

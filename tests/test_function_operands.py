@@ -5,6 +5,7 @@ import torch
 from torch.autograd import Function
 
 from lanewise import linearize, vmap
+from tests.oracles import assert_same
 from tests.plain import NESTINGS, assert_as_plain
 
 
@@ -226,3 +227,34 @@ def test_a_function_of_tangents_below_a_vmap():
     xs = torch.rand(2, 3)
     with pytest.raises(NotImplementedError, match="Solve is applied to a tangent"):
         linearize(vmap(solved), xs)
+
+
+class Multiplied(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_forward(x, y)
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+    @staticmethod
+    def jvp(ctx, t, s):
+        x, y = ctx.saved_tensors
+        return t * y + s * x
+
+
+def test_what_linearize_keeps_of_lanes_around_has_its_derivative():
+    """The lanes are those of captured tensors, of which the results have a history outside."""
+    xs, b, t = torch.rand(3, 2, dtype=torch.float64), torch.rand(2, dtype=torch.float64), torch.rand(2).double()
+
+    def found(product):
+        leaf = xs.clone().requires_grad_()
+        f = lambda x, b: product(x, b).sin() * (x + b)
+        out, push = linearize(lambda b: vmap(lambda x: f(x, b))(leaf), b)
+        return [torch.autograd.grad(y.square().sum(), leaf, retain_graph=True)[0] for y in (out, push(t))]
+
+    assert_same(found(Multiplied.apply), found(torch.mul))

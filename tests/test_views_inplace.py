@@ -505,3 +505,21 @@ def _slopes_as_the_loop(f, given):
     for x, slope in zip(given, want):
         pushed = jvp(lambda x: size(f(x)), (x,), (x,))[1]
         torch.testing.assert_close(pushed, (slope.conj() * x).real.sum())
+
+
+def test_a_lazy_conjugate_that_is_resolved_is_a_copy():
+    def f(x):
+        z = torch.complex(x, x * x)
+        lazy = z.conj()
+        resolved = lazy.resolve_conj()
+        resolved.mul_(2)
+        same = z.resolve_conj()
+        same[0] = 3
+        return lazy.real + lazy.imag + resolved.imag + z.real * x
+
+    xs = torch.rand(3, 2, dtype=torch.float64)
+    want = torch.stack([f(x) for x in xs])
+    assert torch.equal(vmap(f)(xs), want)
+    assert torch.equal(vmap(vmap(f))(xs[None])[0], want)
+    assert torch.equal(jvp(vmap(f), (xs,), (xs,))[0], want)
+    _slopes_as_the_loop(lambda x: (f(x),), xs)

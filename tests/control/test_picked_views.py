@@ -530,3 +530,24 @@ def test_lanes_do_not_part_by_whole_numbers(number):
     runs.clear()
     torch.testing.assert_close(vmap(f)(x, i), want)
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("inner", [0, 3])
+def test_a_write_of_what_was_picked_without_lanes(lanes, inner):
+    """What has no elements is all at one place; the function ran again and again."""
+
+    def f(x):
+        i = x.argmax()
+        marked = torch.zeros(3)
+        marked[i] = x[i]
+        return marked * x
+
+    xs = torch.rand(lanes, inner, 3)
+    want = (
+        torch.stack([torch.stack([f(x) for x in row]) for row in xs])
+        if lanes and inner
+        else torch.zeros(lanes, inner, 3)
+    )
+    assert torch.equal(vmap(vmap(f))(xs), want)
+    assert torch.equal(vmap(f)(xs.flatten(0, 1)), want.flatten(0, 1))

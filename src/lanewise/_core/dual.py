@@ -336,14 +336,30 @@ def _custom(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> tuple[Any
         return double_reverse(func, args, kwargs, level.primal, level.tangent)
     out = _on_primals(level, func, args, kwargs)
     if any(isinstance(leaf, Tensor) and differentiable(leaf) for leaf in flatten(out)[0]):
-        raise FunctionError(
-            at_user_line(
-                f"Trying to use forward AD with {func.name()} that does not support it because it has not been "
-                "implemented yet: the operator has no derivative formula",
-                "torch.library.register_autograd(...)  # forward mode is derived from it",
-            )
+        raise _no_formula(
+            func,
+            "the operator has no derivative formula",
+            "torch.library.register_autograd(...)  # it is derived from it",
         )
     return out, None
+
+
+def _no_formula(func: Any, why: str, instead: str) -> FunctionError:
+    return FunctionError(
+        at_user_line(
+            f"Trying to use forward AD with {func.name()} that does not support it because it has not been "
+            f"implemented yet: {why}",
+            instead,
+        )
+    )
+
+
+def _custom_write(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> None:
+    raise _no_formula(
+        func,
+        "the operator writes to its operands, and torch takes no derivative formula of those that do",
+        "an operator that returns a new tensor, with torch.library.register_autograd(...)",
+    )
 
 
 def _on_primals(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -356,6 +372,8 @@ def _in_place(func: Any) -> Rule:
     if torch.Tag.nondeterministic_seeded in func.tags:
         return Rule(func, lambda level, args, kwargs: _write_constant(level, func, args, kwargs), "random")
     twin = functional_twin(func)
+    if twin is None and func.namespace not in ("aten", "prims"):
+        return Rule(func, lambda level, args, kwargs: _custom_write(level, func, args, kwargs), "custom")
     if twin is None:
         return Rule(func, lambda level, args, kwargs: native_jvp(level, func, args, kwargs), "native")
     if func._schema.arguments[written_arguments(func)[0][0]].kwarg_only:

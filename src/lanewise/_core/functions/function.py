@@ -78,7 +78,7 @@ def carry_out(call: Call, args: tuple) -> tuple:
     """The outputs on the plane of the highest argument; recorded on that plane and on all below."""
     level: Any = highest_level(args)
     here = current_level()
-    if isinstance(here, (BatchLevel, DualLevel)) and (level is None or level.order < here.order):
+    if isinstance(here, (BatchLevel, DualLevel, LinearLevel)) and (level is None or level.order < here.order):
         level = here  # all from outside: what comes of them belongs to the function's plane
     if level is None:
         return record(call, None, args)

@@ -49,6 +49,8 @@ class Picked:
 def note(copy: Tensor, source: Tensor, entries: tuple) -> None:
     """Remember that `copy` is `source[entries]`."""
     place = memory(copy)
+    if not place:
+        return  # without elements, all such tensors have one place, and no write is lost
     for level in _levels_of(entries):
         picked = level.picked
         if picked is None:

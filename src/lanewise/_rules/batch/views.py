@@ -224,6 +224,12 @@ def _imag(x: Tensor) -> Any:
     return NotImplemented if plain is None else aten._neg_view.default(torch.view_as_real(plain).select(-1, 1))
 
 
+def _resolved(x: Tensor) -> Any:
+    """A lazy conjugate carried out, which is a copy."""
+    return NotImplemented if _conjugated(x) is None else x.clone()
+
+
+route_past(aten.resolve_conj.default, _resolved)
 route_past(aten.real.default, _real)
 route_past(aten.imag.default, _imag)
 
