@@ -164,3 +164,11 @@ def test_numbers_of_a_wider_dtype(name, dtype):
     for numbers in (torch.tensor([-3, 300, 5, 7]), torch.tensor([-0.9, 9.0, 1.5, 0.3], dtype=torch.float64)):
         same_as_loop(op, small, numbers)
         same_as_loop(lambda a, b: op(b, a), small, numbers)
+
+
+@pytest.mark.parametrize("change", [torch._foreach_add, torch._foreach_mul, torch._foreach_div])
+def test_numbers_for_lists_are_numbers(change):
+    small, image = drawn(torch.bfloat16), drawn(torch.int32, 2, 3)
+    for number in (drawn(torch.float64), drawn(torch.float16), drawn(torch.int64).clamp(min=1)):
+        same_as_loop(lambda x, y, s: change([x, y], s)[1], small, image, number)
+        same_as_loop(lambda x, s: change([x], s)[0].dtype.itemsize * torch.ones(()), small, number)
