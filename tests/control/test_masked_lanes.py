@@ -216,3 +216,13 @@ def test_random_programs(wide: bool) -> None:
             )
             torch.testing.assert_close(grads, wants, msg=f"{name}\n{text}")
     assert served > 65
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
+def test_pairs_of_lanes_of_nothing(shape):
+    def f(x, y):
+        return x * y.item() if y > 0 else x - 1
+
+    images, numbers = torch.zeros(2, 3, *shape), torch.arange(-2.0, 4.0).reshape(2, 3)
+    assert vmap(vmap(f))(images, numbers).shape == images.shape
+    assert vmap(vmap(f, (0, None)), (None, 0))(images[0], numbers[0]).shape == (3, 3, *shape)

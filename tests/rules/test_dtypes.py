@@ -115,6 +115,9 @@ def test_blocks_promote_as_they_are():
 def test_of_nothing(dtype):
     same_as_loop(torch.median, drawn(dtype, 0))
     same_as_loop(torch.nanmedian, drawn(dtype, 0, 3))
+    if dtype.is_floating_point:
+        tracked = drawn(dtype, 0, 3).requires_grad_()
+        assert vmap(torch.median)(tracked).isnan().all()
     same_as_loop(lambda x: torch.searchsorted(x, 1.5), drawn(dtype, 0))
     same_as_loop(lambda x: torch.bucketize(1.5, x), drawn(dtype, 0))
 
@@ -149,3 +152,23 @@ def test_lists_in_which_some_entries_have_no_lanes(name):
     for x, y, z in shapes:
         same_as_loop(LISTS[name], *[drawn(torch.float64, *shape) for shape in (x, y, z)])
     same_as_loop(LISTS[name], drawn(torch.float16, 4), drawn(torch.float16), drawn(torch.float16, 4))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")  # by torch's ldexp
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "name", ["div", "atan2", "copysign", "ldexp", "xlogy", "remainder", "pow", "lt", "float_power"]
+)
+def test_numbers_of_a_wider_dtype(name, dtype):
+    op, small = getattr(torch, name), drawn(dtype, 2).abs().clamp(min=1)
+    for numbers in (torch.tensor([-3, 300, 5, 7]), torch.tensor([-0.9, 9.0, 1.5, 0.3], dtype=torch.float64)):
+        same_as_loop(op, small, numbers)
+        same_as_loop(lambda a, b: op(b, a), small, numbers)
+
+
+@pytest.mark.parametrize("change", [torch._foreach_add, torch._foreach_mul, torch._foreach_div])
+def test_numbers_for_lists_are_numbers(change):
+    small, image = drawn(torch.bfloat16), drawn(torch.int32, 2, 3)
+    for number in (drawn(torch.float64), drawn(torch.float16), drawn(torch.int64).clamp(min=1)):
+        same_as_loop(lambda x, y, s: change([x, y], s)[1], small, image, number)
+        same_as_loop(lambda x, s: change([x], s)[0].dtype.itemsize * torch.ones(()), small, number)

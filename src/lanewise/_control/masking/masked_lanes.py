@@ -71,7 +71,7 @@ class _Argument:
                 if not has:
                     value = value.unsqueeze(place)
             rest = value.shape[len(sizes) :]
-            value = value.expand(*sizes, *rest).reshape(-1, *rest)
+            value = value.expand(*sizes, *rest).flatten(0, len(sizes) - 1)
         return value.contiguous()
 
 

@@ -32,7 +32,7 @@ def _choice(op: Any, choose: Callable[[Tensor], Tensor]) -> None:
         """x [B, *S] -> [B]"""
         flat = x.value.flatten(1) if x.dim() else x.value.unsqueeze(1)
         found = choose(flat)
-        return _shared(flat, found) if is_tracked(flat) and flat.is_floating_point() else found
+        return _shared(flat, found) if is_tracked(flat) and flat.is_floating_point() and flat.shape[1] else found
 
 
 def _of_some(median: Callable[..., Any]) -> Callable[[Tensor], Tensor]:

@@ -148,7 +148,8 @@ def _pointwise(op: OpOverload) -> Any:
             )
         dtype = logical_dtype(operands)
         finer = op in _FINER and dtype in HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
-        align = aligner(level, operands, _computed_in if finer else None, written=operands[0] if mutates else None)
+        cast_to = _computed_in if finer else _of_floats if op in _OF_FLOATS else None
+        align = aligner(level, operands, cast_to, written=operands[0] if mutates else None)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
         if mutates:
@@ -162,7 +163,7 @@ HALF = (torch.float16, torch.bfloat16)
 # What does not round a second operand of no dims to half.
 _FINER = frozenset(
     {
-        *(aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode, aten.floor_divide.default),
+        *(aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.ldexp.Tensor),
         *(aten.mul_.Tensor, aten.div_.Tensor, aten.div_.Tensor_mode, aten.floor_divide_.Tensor),
     }
 )
@@ -171,6 +172,26 @@ _FINER = frozenset(
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype that these compute in for a result of `dtype`."""
     return torch.float32 if dtype in HALF else dtype
+
+
+# What gives floats for whole numbers, and does not round a second operand of no dims to the whole numbers of the first.
+_OF_FLOATS = frozenset(
+    {
+        *(aten.atan2.default, aten.copysign.Tensor, aten.div.Tensor, aten.ldexp.Tensor, aten.xlogy.Tensor),
+        *(aten.special_xlog1py.default, aten.special_zeta.default),
+        *(aten.special_chebyshev_polynomial_t.default, aten.special_chebyshev_polynomial_u.default),
+        *(aten.special_chebyshev_polynomial_v.default, aten.special_chebyshev_polynomial_w.default),
+        *(aten.special_hermite_polynomial_h.default, aten.special_hermite_polynomial_he.default),
+        *(aten.special_laguerre_polynomial_l.default, aten.special_legendre_polynomial_p.default),
+        *(aten.special_shifted_chebyshev_polynomial_t.default, aten.special_shifted_chebyshev_polynomial_u.default),
+        *(aten.special_shifted_chebyshev_polynomial_v.default, aten.special_shifted_chebyshev_polynomial_w.default),
+    }
+)
+
+
+def _of_floats(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that these compute in for operands of `dtype`."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def _aligned(level: BatchLevel, operands: list[Tensor]) -> bool:

@@ -159,11 +159,24 @@ for _op in operations_on_lists():
 
 
 def _by_tensor(name: str) -> None:
-    """With a 0-dim tensor for all entries, torch asks for its number, and its derivative would be lost."""
-    plain, by_tensor = getattr(torch, name), getattr(aten, name).Tensor
+    """With a 0-dim tensor for all entries, torch may ask for its number, and its derivative would be lost.
+
+    It does so for sums, and what comes of them has the dtype that it has with the number.
+    """
+    plain, by_tensor, by_list = getattr(torch, name), getattr(aten, name).Tensor, getattr(aten, name).List
+    sums = "add" in name
 
     def run(*args: Any, **options: Any) -> Any:
-        return (by_tensor if len(args) == 2 and isinstance(args[1], Plane) else plain)(*args, **options)
+        if len(args) != 2 or not isinstance(args[1], Plane):
+            return plain(*args, **options)
+        if not sums:
+            return by_tensor(*args, **options)
+        entries, number = args
+        kind: Any = complex if number.is_complex() else float if number.is_floating_point() else int
+        dtypes = [torch.result_type(x, True if number.dtype is torch.bool else kind(1)) for x in entries]
+        if all(dtype is torch.result_type(x, number) for x, dtype in zip(entries, dtypes, strict=True)):
+            return by_tensor(entries, number, **options)
+        return by_list(entries, [number.to(dtype) for dtype in dtypes], **options)
 
     route_name(name, run)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
-from lanewise._rules.batch.families import bind, lane_rule, pointwise
+from lanewise._rules.batch.families import bind, decompose, lane_rule, pointwise
 from lanewise._rules.batch.operands import aligner, logical_dtype
 from lanewise._torch_compat import current_autograd_node
 
@@ -52,7 +52,7 @@ pointwise(
     aten.hardtanh_backward.default, aten.heaviside.default, aten.heaviside_.default, aten.hypot.default,
     aten.hypot_.default, aten.i0.default, aten.i0_.default, aten.igamma.default, aten.igamma_.default,
     aten.igammac.default, aten.igammac_.default, aten.isinf.default, aten.isnan.default, aten.isneginf.default,
-    aten.isposinf.default, aten.lcm.default, aten.lcm_.default, aten.ldexp.Tensor, aten.ldexp_.default,
+    aten.isposinf.default, aten.lcm.default, aten.lcm_.default, aten.ldexp.Tensor,
     aten.le.Scalar, aten.le.Tensor, aten.le_.Scalar, aten.le_.Tensor, aten.leaky_relu.default,
     aten.leaky_relu_.default, aten.leaky_relu_backward.default, aten.lerp.Scalar, aten.lerp.Tensor,
     aten.lerp_.Scalar, aten.lerp_.Tensor, aten.lgamma.default, aten.lgamma_.default, aten.log.default,
@@ -113,6 +113,10 @@ pointwise(
     aten.xlogy.Scalar_Self, aten.xlogy.Tensor, aten.xlogy_.Scalar_Other, aten.xlogy_.Tensor, aten.zero_.default,
 )
 # fmt: on
+
+
+# The power has the dtype of the exponents, whatever that of x.
+decompose(aten.ldexp_.default, lambda x, other: x.mul_(torch.pow(2.0, other)))
 
 
 @lane_rule(aten.clamp.Tensor)

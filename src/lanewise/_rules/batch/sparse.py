@@ -47,7 +47,7 @@ def mm(level: BatchLevel, a: Tensor, b: Tensor) -> Tensor:
         out = _product(a, right.transpose(0, 1).reshape(inner, lanes * columns))
         return out.view(a.shape[0], lanes, columns).transpose(0, 1).contiguous()
     left = level.physical(a)
-    return _product(left.reshape(-1, left.shape[2]), b).view(*left.shape[:2], b.shape[1])
+    return _product(left.flatten(0, 1), b).view(*left.shape[:2], b.shape[1])
 
 
 @layout_rule(aten.mv.default)
