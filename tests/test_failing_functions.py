@@ -9,7 +9,7 @@ from torch import nn
 
 import lanewise
 from lanewise import grad, jacrev, jvp, vmap
-from lanewise._core.level import current_level, live_levels
+from lanewise._core.level import current_level, live_levels, standing
 from lanewise._core.parting.lanes import machine
 from lanewise._torch_compat import OUTSIDE_KEY, tls_is_excluded
 
@@ -207,7 +207,7 @@ def test_an_interrupt_leaves_no_state(name):
     for number in range(1, calls + 1, max(calls // 60, 1)):
         interrupted_at(run, number)
         assert not live_levels() and current_level() is None, number
-        assert machine.level is None and not machine.boundaries and not machine.together, number
+        assert not standing.orders and machine.level is None and not machine.boundaries and not machine.together, number
         assert torch.is_grad_enabled() and (torch.empty, torch.tensor) == names, number
         assert type(torch.zeros(2) + 1) is torch.Tensor and not tls_is_excluded(OUTSIDE_KEY)
         machine.raised.clear()

@@ -56,10 +56,10 @@ def one_order_more() -> None:
         leave_uncompiled()
 
 
-def one_order_less() -> None:
-    """It has recorded."""
-    standing.orders -= 1
-    if standing.orders == 0:
+def back_to_orders(orders: int) -> None:
+    """It has recorded: as many do as before."""
+    standing.orders = orders
+    if orders == 0:
         include_key(ORDER_KEY, False)
 
 

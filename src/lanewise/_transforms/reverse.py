@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
-from lanewise._core.level import current_level, pin_grad_mode
+from lanewise._core.level import current_level, pin_grad_mode, standing
 from lanewise._core.parting.lane_level import completed
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import check_derivatives
@@ -44,14 +44,14 @@ from lanewise._transforms.arguments import (
     split_aux,
 )
 from lanewise._transforms.compiling import is_compiling, traced
-from lanewise._transforms.orders import one_order_less, one_order_more
+from lanewise._transforms.orders import back_to_orders, one_order_more
 from lanewise.errors import hide_own_frames
 
 
 class Recording:
     """Switches recording on for the function, inside `inference_mode` too; knows the grad mode outside."""
 
-    __slots__ = ("outer", "_grad_mode", "_inference")
+    __slots__ = ("outer", "_grad_mode", "_inference", "_orders")
 
     def __enter__(self) -> "Recording":
         self.outer = self._grad_mode = is_grad_enabled()
@@ -60,14 +60,27 @@ class Recording:
             self._inference = torch.inference_mode(False)
             self._inference.__enter__()
             self.outer = False
-        set_grad_enabled(True)
-        one_order_more()
+        self._orders = standing.orders
+        try:
+            set_grad_enabled(True)
+            one_order_more()
+        except BaseException:
+            self._leave()  # an interrupt
+            raise
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        one_order_less()
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()  # an interrupt: whatever was done before is done again
+            raise
         if self._inference is not None:
             self._inference.__exit__(*exc)
+            set_grad_enabled(self._grad_mode)
+
+    def _leave(self) -> None:
+        back_to_orders(self._orders)
         set_grad_enabled(self._grad_mode)
 
     def ordinary(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
