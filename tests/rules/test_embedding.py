@@ -23,6 +23,7 @@ def bag_offsets(i, o, w, **options):
     return F.embedding_bag(i, w, o.sort()[0] * torch.tensor([0, 1, 1]), **options)
 
 
+TABLE = torch.arange(10.0).reshape(5, 2) + 1
 CASES = {
     "plain": (lambda w, i: F.embedding(i, w), normal(5, 3), ints(0, 5, 4)),
     "grid": (lambda w, i: F.embedding(i, w), normal(5, 3), ints(0, 5, 2, 3)),
@@ -64,6 +65,17 @@ def test_table_of_each_lane_is_shortened_in_place():
     for row in rows:
         F.embedding(index, row, max_norm=1.0)
     assert_same(table, rows)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.full((5, 2), 3.0), lambda: TABLE.clone(), lambda: TABLE * 2])
+def test_a_table_made_inside_has_rows_of_each_lane(make):
+    def f(i):
+        table = make()
+        return F.embedding(i, table, max_norm=1.0), table
+
+    indices = torch.tensor([[0, 1], [2, 3], [4, 4]])
+    for _ in range(3):
+        assert_same(vmap(f)(indices), tuple(map(torch.stack, zip(*map(f, indices)))))
 
 
 def test_bags_with_indices_past_the_last_offset():

@@ -6,7 +6,7 @@ from torch import Tensor
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
 from lanewise._core.missing import no_strides
 from lanewise._core.one_lane import FAILURES
-from lanewise._core.plane import Plane
+from lanewise._core.plane import Plane, lift
 from lanewise._core.python.factories import route, unrouted
 from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import lane_rule
@@ -89,10 +89,14 @@ def sparse_gradient(level, sparse_dim, dense_dim, size, indices, values, **optio
 def embedding_renorm_(level, weight, indices, max_norm, norm_type):
     """weight [B, V, D] or [V, D], indices [B, *I]: the rows named are shortened to max_norm, in place
 
-    A weight without lanes may be written to here: a row ends the same whichever lanes name it, and however often.
+    A captured weight may be written to here: a row ends the same whichever lanes name it, and however often.
     """
+    if level.owns(weight) and level.mapped(indices):
+        lift(weight)
     table = level.physical(weight)
     places = level.physical(indices)
+    if type(table) is BatchTensor and table.level.mapped(places):
+        lift(table)  # where its history is recorded
     if level.mapped(weight):
         places = _shifted(level, level.expanded(indices), weight.shape[0])
     flat = table.reshape(-1, weight.shape[1])
