@@ -203,3 +203,11 @@ def test_distances_of_equal_points():
     x, t = torch.ones(2, 3, dtype=D), torch.ones(2, 3, dtype=D)
     assert_same(jvp(lambda x: torch.cdist(x, x.clone()), (x,), (t,))[1], torch.zeros(2, 2, dtype=D))
     assert_same(jvp(torch.linalg.vector_norm, (0 * x,), (t,))[1], torch.zeros((), dtype=D))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_logsumexp_of_nothing(shape):
+    x = torch.zeros(shape, dtype=D)
+    out, tangent = jvp(lambda x: x.logsumexp(0), (x,), (x,))
+    assert torch.equal(out, x.logsumexp(0))
+    assert torch.equal(tangent, torch.zeros_like(out))

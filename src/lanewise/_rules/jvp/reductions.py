@@ -208,6 +208,8 @@ def logsumexp(level, x, dim, keepdim=False):
     out = torch.logsumexp(x.value, dim, keepdim)
     if not x.dim():
         return out, x.tangent.mul(1)
+    if not x.numel():
+        return out, torch.zeros_like(out)
     top = x.value.amax(_dims(dim, x.dim()), True).detach()
     # Where all are the same infinity, they share.
     weights = (x.value - top).masked_fill((x.value == top) & top.isinf(), 0).exp()
