@@ -352,6 +352,30 @@ def test_what_is_drawn_after_a_vmap_inside(around, inside):
         torch.testing.assert_close(got, want)
 
 
+def in_chunks(size):
+    """A function of a row whose numbers are taken so many at a time, inside and between other draws."""
+
+    def around(inside, row):
+        first = rand() if row[0] > 0 else torch.rand(3).sum()
+        inner = vmap(inside, randomness="same", chunk_size=size)(row)
+        return torch.cat([first + inner, rand().view(1), torch.rand(1, generator=OWN)])
+
+    return around
+
+
+@slowly
+@pytest.mark.parametrize("inside", LEAVING_STATES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_vmap_inside_in_chunks(inside, size):
+    rows = torch.stack([XS, XS + 1.5, -XS * 20, XS.flip(0)])
+    want = loop(lambda row: in_chunks(None)(inside, row), rows)
+    torch.testing.assert_close(loop(lambda row: in_chunks(size)(inside, row), rows), want)
+    for chunk_size in (None, None, 1, 3):
+        seed()
+        got = vmap(lambda row: in_chunks(size)(inside, row), randomness="same", chunk_size=chunk_size)(rows)
+        torch.testing.assert_close(got, want)
+
+
 @slowly
 @pytest.mark.parametrize("inside", LEAVING_STATES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("chunk_size", [None, 1, 4])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lanewise._core.draws.chunk_draws import Ends, chunk_loop
 from lanewise._core.draws.random import Generators
+from lanewise._core.draws.same_draws import Marks
 from lanewise._core.level import live_levels
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.trees import Spec, spec_names, unflatten
@@ -113,6 +114,7 @@ def map_chunks(
         estimates: Memory measured in earlier calls.
     """
     generators = None if randomness == "error" else Generators()
+    marks = None if generators is None else Marks()
     ends = Ends() if randomness == "different" else None
     planner = _Auto(memory_budget, leaves, estimates) if chunk_size == "auto" else None
     fixed = chunk_size if isinstance(chunk_size, int) else size
@@ -121,7 +123,8 @@ def map_chunks(
     with Progress(size, progress, label) as shown, chunk_loop() as loop:
         while start < size or not results:
             length = min(planner.length() if planner else fixed, size - start)
-            if generators is not None and results:
+            if generators is not None and marks is not None and results:
+                marks.back()
                 generators.reseat()
                 loop.reseat()
             with planner.measure(length) if planner else nullcontext():

@@ -272,15 +272,32 @@ def histories(generator: torch.Generator | None) -> list[tuple[LaneLevel, _Histo
     """
     if generator is not None and generator_identity(generator) == generator_identity(torch.default_generator):
         generator = None
-    found: dict[int, tuple[LaneLevel, _History]] = {}
+    return [(call.level, call.draws.history(call.level, generator)) for call in _calls()]
+
+
+def _calls() -> list[Any]:
+    """The innermost call of each such level."""
+    found: dict[int, Any] = {}
     paired: set[int] = set()
     for call in reversed(machine.boundaries):
         level = call.level
         if level.order in found or level.order in paired or not _draws_same(level):
             continue
-        found[level.order] = level, call.draws.history(level, generator)
+        found[level.order] = call
         paired.update(around.order for around in with_around(level.outer))
     return list(found.values())
+
+
+class Marks:
+    """What the lanes around have drawn before the first of several chunks: each chunk goes on from there."""
+
+    def __init__(self) -> None:
+        self.marks = [(call.draws, call.draws.mark()) for call in _calls()]
+
+    def back(self) -> None:
+        """Before another chunk, and before the generators are put back."""
+        for draws, mark in self.marks:
+            draws.back(mark)
 
 
 def parted_by_draws(level: Any, what: str) -> BaseException:
