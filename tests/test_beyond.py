@@ -285,7 +285,7 @@ ROWS = {
     "`nonzero` and `x[mask]` where each lane has as many": (equal_counts, "output dynamic shape"),
     "`out=`": (out_argument, "doesn't work on out="),
     "`nn.LSTM`": (recurrent, "Batching rule not implemented for aten::lstm"),
-    "mapped keyword arguments": (mapped_kwargs, "expected `in_dims` to be int or a"),
+    "`in_dims` by the names of arguments, keywords among them": (mapped_kwargs, "expected `in_dims` to be int or a"),
     "no mapped argument (`axis_size=`)": (axis_size, "unexpected keyword argument 'axis_size'"),
     "outputs of `vmap` that are no tensors": (other_outputs, "must only return Tensors"),
     "aux of `grad` that is no tensor": (other_aux, "Expected tensors, got unsupported type"),
@@ -299,7 +299,7 @@ ROWS = {
     "`jacfwd(jacfwd(f))` with a custom `jvp`": (forward_over_forward_of_a_function, WRONG),
     "forward mode through `cdist`": (forward_mode_of_cdist, "has not been implemented yet"),
     "rebound buffers with two dicts in `functional_call`": (buffers_in_two_dicts, WRONG),
-    "a submodule under two names in `functional_call`": (shared_submodule, WRONG),
+    "a module with a submodule under two names, after `functional_call`": (shared_submodule, WRONG),
 }
 NAMES = [program.__name__ for program, _ in ROWS.values()]
 

@@ -12,6 +12,9 @@ import pytest
 
 import lanewise
 
+# The pages are for users, whose light functions may run in a loop first.
+pytestmark = pytest.mark.loops
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="show every operation")
     options = parser.parse_args(arguments)
     operations = census()
+    if options.names:  # also those that have a rule and that op_db does not reach
+        operations = list(dict.fromkeys([*operations, *BATCH_RULES]))
     classes = {op: rule_class(op) for op in operations}
     shown = [op for op in operations if options.all or any(name in str(op) for name in options.names)]
     for op in shown:
@@ -74,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     for family, count in Counter(classes.values()).most_common():
         print(f"  {count:5} {family}")
     loops = [str(op) for op in operations if classes[op] == "lane loop"]
-    print(f"\n{len(loops)} run once per lane, with a warning:")
+    print(f"\n{len(loops)} run once per lane whatever their arguments, with a warning:")
     for name in loops:
         print(f"  {name}")
     print("\nKnown gaps (op_db entry, composition, reason); each raises an error:")

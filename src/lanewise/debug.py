@@ -16,6 +16,8 @@ from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten, unflatten
 from lanewise.errors import at_user_line
 
+__all__ = ["print"]
+
 
 def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     """Print one line for each lane, as often as a loop over the lanes would, and for each call in their order.

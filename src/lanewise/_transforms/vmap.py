@@ -78,9 +78,10 @@ def vmap(
         is None, the number comes back as it is. So does what is neither a tensor nor a number.
 
     Raises:
-        ValueError: `in_dims`, `out_dims` or sizes do not fit the arguments or the results.
-        RuntimeError: The function asks for a Python value that differs from lane to lane, or draws random numbers
-            without a choice of `randomness`.
+        ValueError: `in_dims` or sizes do not fit the arguments, or the structure of `out_dims` not the results.
+        IndexError: A dim of `out_dims` is out of range.
+        RuntimeError: The function draws random numbers without a choice of `randomness`, or returns shapes that differ
+            from lane to lane, for which there is `out_dims="list"`.
 
     Example:
         >>> import torch
