@@ -51,6 +51,27 @@ def test_writes_to_half_round_as_the_loop(name, half, wide):
         )
 
 
+COMPARED = {name: getattr(torch.Tensor, name) for name in ("eq_", "ne_", "lt_", "ge_")}
+
+
+@pytest.mark.parametrize("wide", [torch.float64, torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in (*WRITES, *COMPARED) if name != "between"])
+def test_one_number_of_half_that_a_wider_one_is_written_to(name, half, wide):
+    g = torch.Generator().manual_seed(0)
+    xs = (torch.rand(200, generator=g) * 3 + 1.1).to(half)
+    # Near to one of them, so that remainders tell how it is rounded.
+    numbers = (xs[:3].double() * 1.0001).to(wide)
+    write = lambda x, s: {**WRITES, **COMPARED}[name](x.clone(), s)
+    for number in numbers:
+        want = _loop(write, (0, None), xs, number)
+        for got in (vmap(write, (0, None))(xs, number), vmap(lambda x, n=number: write(x, n.clone()))(xs)):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    got = vmap(vmap(write, (None, 0)), (0, None))(xs, numbers)
+    want = torch.stack([torch.stack([write(x, number) for number in numbers]) for x in xs])
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("f", "in_dims", "inputs"),
     [

@@ -100,6 +100,15 @@ def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
     return run
 
 
+def _fits_one(value: Tensor, y: Tensor) -> bool:
+    """Whether lanes `[B, *S]` that are written to take an operand without lanes as one lane does.
+
+    Two numbers without dims are computed with in the wider of their dtypes.
+    """
+    rank = value.dim()
+    return y.dim() < rank and (rank > 1 or y.dtype is value.dtype)
+
+
 def write_path(call: Callable) -> Callable:
     """A pointwise operation in place, of one or two operands."""
 
@@ -120,7 +129,7 @@ def write_path(call: Callable) -> Callable:
                 if not y.mapped and y.origin is not None:
                     sync(y)
                 other = y.value
-                if other.dim() != value.dim() if y.mapped else other.dim() >= value.dim():
+                if other.dim() != value.dim() if y.mapped else not _fits_one(value, other):
                     return NotImplemented
                 if other is not value and (
                     type(value) is not Tensor or value.untyped_storage()._cdata == other.untyped_storage()._cdata
@@ -129,7 +138,7 @@ def write_path(call: Callable) -> Callable:
                 y = other
                 direct = direct and inert(y)
             elif isinstance(y, Tensor):
-                if type(y) is not Tensor or y.dim() >= value.dim():
+                if type(y) is not Tensor or not _fits_one(value, y):
                     return NotImplemented
                 direct = direct and inert(y)
             args = (value, y)

@@ -106,9 +106,10 @@ def aligner(
     def align(tensor: Tensor) -> Tensor:
         if not level.mapped(tensor):
             tensor = level.physical(tensor)
-            if target is not None and rank == 0 and tensor.dtype is not torch.bool and tensor.dtype is not target:
-                return tensor.to(target)
-            return tensor
+            if target is None or rank or tensor.dtype is torch.bool:
+                return tensor
+            # (What is written to keeps its dtype: beside that, an operand without dims would be rounded to it.)
+            return tensor.to(target) if written is None else tensor.to(target).reshape(1)
         value = tensor.value
         missing_dims = rank - (value.dim() - 1)
         if (
