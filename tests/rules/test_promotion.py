@@ -33,6 +33,9 @@ WRITES = {
     "between": lambda x, s: x.lerp_(x * 2, s),
     "rounded down": lambda x, s: x.div_(s, rounding_mode="floor"),
     "of a list": lambda x, s: torch._foreach_add_([x], [s])[0],
+    "product of a list": lambda x, s: torch._foreach_mul_([x], [s])[0],
+    "quotient of a list": lambda x, s: torch._foreach_div_([x], [s])[0],
+    "made of lists": lambda x, s: torch._foreach_mul([x, x.float()], [s, s])[0] + torch._foreach_div([x], [s])[0],
 }
 
 

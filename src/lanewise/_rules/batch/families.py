@@ -147,8 +147,8 @@ def _pointwise(op: OpOverload) -> Any:
                 )
             )
         dtype = logical_dtype(operands)
-        finer = op in _FINER and dtype in HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
-        cast_to = _computed_in if finer else _of_floats if op in _OF_FLOATS else None
+        finer = op in _FINER and keeps_digits(operands, dtype)
+        cast_to = computed_in if finer else _of_floats if op in _OF_FLOATS else None
         align = aligner(level, operands, cast_to, written=operands[0] if mutates else None)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
@@ -169,7 +169,12 @@ _FINER = frozenset(
 )
 
 
-def _computed_in(dtype: torch.dtype) -> torch.dtype:
+def keeps_digits(operands: list[Tensor], dtype: torch.dtype) -> bool:
+    """Whether these, for a result of `dtype`, have a second operand that they do not round to it."""
+    return dtype in HALF and operands[0].dim() > 0 and operands[-1].dtype is not dtype
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype that these compute in for a result of `dtype`."""
     return torch.float32 if dtype in HALF else dtype
 

@@ -11,8 +11,8 @@ from lanewise._core.plane import Plane
 from lanewise._core.python.factories import route
 from lanewise._core.short import hot
 from lanewise._core.short.paths import write_path
-from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
-from lanewise._rules.batch.operands import aligner, at_least_1d, lane_numbers
+from lanewise._rules.batch.families import computed_in, decompose, keeps_digits, lane_rule, shift_dim
+from lanewise._rules.batch.operands import aligner, at_least_1d, lane_numbers, logical_dtype
 from lanewise._rules.lists import entry_by_entry, name_of, operations_on_lists, takes_numbers_of_tensor
 from lanewise.errors import TransformError, at_user_line
 
@@ -131,6 +131,7 @@ def _listed(op):
         if "Tensor[]" in str(arg.type) or "List[Tensor]" in str(arg.type)
     ]
     mutates = op._schema.is_mutable
+    products = name_of(op).rstrip("_") in ("mul", "div")
 
     @lane_rule(op)
     def run(level, *args, **options):
@@ -140,14 +141,20 @@ def _listed(op):
             return lane_loop(level, op, args, options)
         bound = [list(arg) if k in lists else arg for k, arg in enumerate(args)]
         given = [k for k in lists if k < len(args)]
+        rounded: dict[int, torch.dtype] = {}
         for i in range(len(args[lists[0]])):
             operands = [args[k][i] for k in given]
             if not any(level.mapped(operand) for operand in operands):
                 operands = [level.wrap(level.expanded(operand)) for operand in operands]
-            align = aligner(level, operands, written=operands[0] if mutates else None)
+            dtype = logical_dtype(operands)
+            finer = products and keeps_digits(operands, dtype)
+            align = aligner(level, operands, computed_in if finer else None, written=operands[0] if mutates else None)
             for k, operand in zip(given, operands, strict=True):
                 bound[k][i] = align(operand)
-        return op(*bound, **options)
+            if finer and not mutates:
+                rounded[i] = dtype
+        out = op(*bound, **options)
+        return [value.to(rounded.get(i, value.dtype)) for i, value in enumerate(out)] if rounded else out
 
 
 for _op in operations_on_lists():
