@@ -149,6 +149,10 @@ def _pointwise(op: OpOverload) -> Any:
         dtype = logical_dtype(operands)
         finer = op in _FINER and keeps_digits(operands, dtype)
         cast_to = computed_in if finer else _of_floats if op in _OF_FLOATS else None
+        if op is aten.lerp_.Tensor and not operands[0].dim():
+            # Of another dtype than what is written to, torch takes weights without dims alone, which have some below.
+            align = aligner(level, operands)
+            return level.physical(operands[0]).copy_(aten.lerp.Tensor(*map(align, operands)))
         align = aligner(level, operands, cast_to, written=operands[0] if mutates else None)
         args, kwargs = replace_tensors(align, args, kwargs)
         out = op(*args, **kwargs)
