@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from lanewise import grad, vmap
+from lanewise import grad, hessian, jacrev, vmap
 from tests.oracles import assert_same
 
 XS = torch.tensor([[2.0, -1.0, 0.5], [1.0, 7.0, 3.0], [-1.0, 1.0, -2.0], [-1.0, -1.0, -1.0]], dtype=torch.float64)
@@ -218,3 +218,37 @@ def test_components_of_strided_layout():
         strided = torch.nested.nested_tensor(ROWS, layout=torch.strided)
         got = vmap(lambda x: (x**2).sum())(strided)
     assert_same(got, torch.stack([(x**2).sum() for x in ROWS]))
+
+
+def norm_of_some(x):
+    return x[x > 0].norm() if x[0] > 0.7 else (x**3).sum()
+
+
+def sorted_some(x):
+    return x[x > 0].sort().values.pow(2).cumsum(0).sum() if x[0] > 0.7 else x.sum()
+
+
+def entries_of_some(x):
+    return torch.outer(x, x)[x > 0, 0].sum() ** 3 if x[0] > 0.7 else (x**3).sum()
+
+
+def written_some(x):
+    return x.index_put((x > 0,), x[x > 0].sin()).norm() if (x > 0).any() else (x**3).sum()
+
+
+SECOND = {
+    "hessian": lambda f: vmap(hessian(f)),
+    "jacrev of grad": lambda f: vmap(jacrev(grad(f))),
+    "grad of grad": lambda f: vmap(lambda x: torch.stack([grad(lambda x, i: grad(f)(x)[i])(x, i) for i in range(4)])),
+}
+
+
+@pytest.mark.parametrize("f", [norm_of_some, sorted_some, entries_of_some, written_some])
+@pytest.mark.parametrize("second", SECOND)
+def test_second_derivatives_of_what_lanes_pick_in_a_branch(f, second):
+    """Their backward passes pick and write for the lanes of a branch that picked as many, not for all that it has."""
+    xs = [[3.0, 0.2, -0.4, 1.5], [-2.0, -0.3, -0.7, -1.1], [0.9, 4.0, 0.05, -3.0], [1.1, 1.2, 1.3, 1.4]]
+    xs = torch.tensor(xs, dtype=torch.float64)
+    want = torch.stack([torch.autograd.functional.hessian(lambda x: f(x) + 0 * (x**2).sum(), x) for x in xs])
+    for _ in range(3):
+        torch.testing.assert_close(SECOND[second](f)(xs), want)

@@ -18,8 +18,8 @@ def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor])
 
     A sum runs on those that any of them has, and so does what puts cotangents side by side: a cotangent is zero in
     lanes that it does not have, and one that is the same in all lanes has all that run. Where no set of lanes is known
-    to be a part of another, a product runs on those that both have, for what lacks a lane may be a divisor; anything
-    else may put cotangents side by side.
+    to be a part of another, a product runs on those that both have, for what lacks a lane may be a divisor, and so does
+    what reads indices or a mask, which are no cotangents; anything else may put cotangents side by side.
     """
     running = level.lanes
     found: Lanes | None = None
@@ -40,6 +40,7 @@ def cotangent_lanes(level: Any, func: OpOverload | None, operands: list[Tensor])
         elif found.within(home):
             found = home if sums else found
         else:
-            found = intersection(found, home) if func in PRODUCTS else union(found, home)
+            both = not sums and (func in PRODUCTS or not (operand.dtype.is_floating_point or operand.dtype.is_complex))
+            found = intersection(found, home) if both else union(found, home)
     # What was saved may have lanes that no longer ran when the pass began: no cotangent has them.
     return running if found is None or (not sums and running.within(found)) else found

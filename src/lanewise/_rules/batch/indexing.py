@@ -9,13 +9,20 @@ from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
 from lanewise._core.missing import lane_loop
-from lanewise._core.plane import Plane
 from lanewise._core.short.hot import route
 from lanewise._rules.batch.datadependent import lane_positions
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
+from lanewise._rules.batch.masked import (
+    check_mask,
+    cotangent_of_fill,
+    fill_by_mask,
+    is_mask_without_lanes,
+    lanes_that_pick,
+    one_to_fill,
+)
 from lanewise._rules.batch.operands import aligner, at_least_1d, common_shape, lane_numbers
 from lanewise._rules.batch.picking import rows_at, zeros_to_fill
-from lanewise._torch_compat import current_autograd_node, fast_binding, operand_shape
+from lanewise._torch_compat import fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -163,7 +170,7 @@ class Bracket:
         positions: list = []
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
-                _check_mask(x, len(positions), index)
+                check_mask(x, len(positions), index)
                 positions.extend(lane_positions(level, index))
             else:
                 positions.append(None if index is None else (level.physical(index), index.dim(), level.mapped(index)))
@@ -241,15 +248,6 @@ def _is_one_without_lanes(x: Tensor, indices: list[Tensor | None]) -> bool:
     return all(index is None for index in indices[:-1])
 
 
-def _check_mask(x: Tensor, first: int, mask: Tensor) -> None:
-    for k, extent in enumerate(mask.shape):
-        if first + k >= x.dim() or x.shape[first + k] != extent:
-            raise IndexError(
-                f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the indexed "
-                f"tensor {list(x.shape)} at index {first + k}"
-            )
-
-
 def _bracket_path(op):
     """The short way (hot.py) for operands of which each has lanes or none, and some have."""
     rule = BATCH_RULES[op]
@@ -284,9 +282,14 @@ def _index(op):
             if out is None:
                 out = call(value, [lane_numbers(level, value, numbers[0].dim()), *numbers] if lanes else numbers)
             return out
-        padded = _cotangent_of_fill(level, x, indices)
+        padded = cotangent_of_fill(level, x, indices)
         if padded is not None:
             return padded
+        if level.mapped(x) and is_mask_without_lanes(level, x, indices):
+            return op(x.value, [None, *indices])
+        fewer = lanes_that_pick(level, x, indices)
+        if fewer is not None:
+            x, indices, _ = fewer
         bracket = Bracket(level, x, indices, level.mapped(x))
         out = op(level.physical(x), bracket.indices)
         return out if bracket.order is None else out.permute(bracket.order)
@@ -297,44 +300,6 @@ _index(aten._unsafe_index.Tensor)
 route(aten.index.Tensor, _bracket_path(aten.index.Tensor))
 
 
-def _cotangent_of_fill(level, x, indices):
-    """What the backward formula of `x[mask] = value` reads, to sum it over all elements that the mask picks.
-
-    So does that of an embedding with `sparse=True` and a `padding_idx`, of the indices that are not padding. Lanes pick
-    different numbers of elements; zeros in place of the others leave the sum as it is.
-    """
-    node = current_autograd_node()
-    if node is None:
-        return None
-    of_write = node.name().startswith("IndexPut")
-    if not of_write and not node.name().startswith("EmbeddingB"):
-        return None
-    used, mask = _only_mask(level, indices)
-    if mask is None:
-        return None
-    first = used[0]
-    values = operand_shape(node, 1) if of_write else None
-    rest = x.dim() - first - mask.dim()
-    if values is not None and len(values) > rest and values[-rest - 1] not in (1, mask.numel()):
-        return None
-    where = _mask_over(level, x, first, mask)
-    shape = (*x.shape[:first], mask.numel(), *x.shape[first + mask.dim() :])
-    return torch.where(where, level.expanded(x), 0).reshape(level.size, *shape)
-
-
-def _only_mask(level, indices):
-    used = [k for k, index in enumerate(indices) if index is not None]
-    mask = indices[used[0]]
-    masks = mask.dtype in (torch.bool, torch.uint8) and isinstance(mask, Plane) and len(used) == 1
-    return used, mask if masks else None
-
-
-def _mask_over(level, x, first, mask):
-    rest = x.dim() - first - mask.dim()
-    lead = level.size if level.mapped(mask) else 1
-    return level.physical(mask).bool().view(lead, *[1] * first, *mask.shape, *[1] * rest)
-
-
 def _index_put(op):
     call, mutates = fast_binding(op), op._schema.is_mutable
     into = call if mutates else fast_binding(aten.index_put_.default)
@@ -343,7 +308,7 @@ def _index_put(op):
     def index_put(level, x, indices, values, accumulate=False, *rest):
         """x [B, *S] or [*S], each index [B, *I], [*I] or None, values broadcast to the result -> [B, *S]"""
         if values.dtype is not x.dtype and not accumulate:
-            values = _one_to_fill(level, x, indices, values)
+            values = one_to_fill(level, x, indices, values)
         if level.mapped(x) and level.mapped(values) and _is_one_without_lanes(x, indices):
             if values.dim() == x.dim() - 1 + indices[-1].dim():
                 return call(x.value, [None, *indices], values.value, accumulate, *rest)
@@ -352,7 +317,7 @@ def _index_put(op):
             where = [lane_numbers(level, x.value, numbers[0].dim()), *numbers]
             write = into if accumulate and zeros_to_fill(level, x, values) is not None else call
             return write(x.value, where, values.value, accumulate, *rest)
-        found = _fill_by_mask(level, op, x, indices, values, accumulate)
+        found = fill_by_mask(level, op, x, indices, values, accumulate)
         if found is not None:
             where, fill = found
             if mutates and 0 in x.value.stride():
@@ -362,58 +327,16 @@ def _index_put(op):
             below = level.expanded(x)
             filled = torch.where(where, below + fill if accumulate else fill, below)
             return x.value.copy_(filled) if mutates else filled
+        if level.mapped(x) and is_mask_without_lanes(level, x, indices):
+            if values.dim() == x.dim() - indices[-1].dim() + 1:
+                return call(x.value, [None, *indices], level.physical(values), accumulate, *rest)
+        fewer = None if mutates else lanes_that_pick(level, x, indices, values)
+        if fewer is not None:
+            x, indices, values = fewer
         bracket = Bracket(level, x, indices, True)
         below, values = level.expanded(x), bracket.enter(level, values)
         write = into if accumulate and zeros_to_fill(level, x, values) is not None else call
         return write(below, bracket.indices, values, accumulate, *rest)
-
-
-def _fill_by_mask(level, op, x, indices, values, accumulate):
-    """`x[mask] = values`, where the mask has lanes and the values do not depend on how many elements it picks.
-
-    The mask and the values, both to broadcast to x [B, *S]; None where they do.
-    """
-    used, mask = _only_mask(level, indices)
-    if mask is None:
-        return None
-    first, count = used[0], mask.dim()
-    rest = x.dim() - first - count
-    if values.dim() > rest:
-        if values.shape[-rest - 1] == 1:
-            extents = (1,) * count
-        elif values.shape[-rest - 1] == mask.numel() and _comes_back_to_index():
-            extents = mask.shape  # of `_cotangent_of_fill`, with zeros where the mask picks nothing
-        else:
-            return None
-        shape = values.shape
-        shape = (*shape[: len(shape) - rest - 1], *extents, *shape[len(shape) - rest :])
-        values = (
-            values.reshape(shape) if not level.mapped(values) else level.wrap(values.value.reshape(level.size, *shape))
-        )
-    if values.dtype != x.dtype:
-        raise IndexError(
-            f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination and "
-            f"{values.dtype} for the source."
-        )
-    _check_mask(x, first, mask)
-    where = _mask_over(level, x, first, mask)
-    return where, aligner(level, [x, values], promote=False)(values)
-
-
-def _one_to_fill(level, x, indices, value):
-    """A value of another dtype than x: by a mask alone, one value is filled in, of whatever dtype."""
-    used = [index for index in indices if index is not None]
-    if value.numel() != 1 or len(used) != 1 or used[0].dtype not in (torch.bool, torch.uint8):
-        return value
-    if value.is_complex() > x.is_complex():
-        return value
-    below = level.physical(value).to(x.dtype)
-    return level.wrap(below) if level.mapped(value) else below
-
-
-def _comes_back_to_index():
-    node = current_autograd_node()
-    return node is not None and node.name().startswith(("IndexBackward", "UnsafeIndexBackward"))
 
 
 _index_put(aten._index_put_impl_.default)
