@@ -104,6 +104,15 @@ def test_two_vmaps(name):
 
 
 @each
+def test_three_vmaps(name):
+    f = SAME[name]
+    inner = vmap(vmap(f, randomness="same"), randomness="same")
+    for _ in range(2):
+        got = seeded(lambda: vmap(inner, randomness="same")(XS.view(3, 1, 2, 4)))
+        assert_same(got.flatten(0, 2), loop(f, XS))
+
+
+@each
 def test_with_derivatives(name):
     f = SAME[name]
     want = loop(f, XS)
@@ -148,15 +157,15 @@ def test_in_a_formula_for_derivatives():
         vmap(grad(Noisy.apply), randomness="same")(XS[:, 0])
     said = str(caught.value).splitlines()
     assert said[0] == (
-        "vmap: aten::poisson does not currently support same randomness with a batched tensor input in a formula for "
-        "derivatives: it draws more numbers in some lanes than in others, and the lanes cannot go on from states of "
-        "their own there"
+        "vmap: aten::poisson does not currently support same randomness with a batched tensor input here, in a formula "
+        "for derivatives or a transform inside: it draws more numbers in some lanes than in others, and the lanes cannot "
+        "go on from states of their own"
     )
     assert said[1].endswith("return g * torch.poisson(x * 30)")
     assert said[2:] == [
         "Write instead:",
         '  vmap(f, randomness="different")',
-        "  noise = torch.poisson(rate)  # in the function itself, and used in the formula",
+        "  noise = torch.poisson(rate)  # in the function itself, and used in the formula or transform",
     ]
 
 

@@ -120,13 +120,13 @@ def same_with_lanes(op: Any) -> RandomnessError:
 
 
 def no_state_for_lanes(what: str) -> RandomnessError:
-    """The error for draws that take more numbers in some lanes than in others, in a backward or forward formula."""
+    """The error for draws that take more numbers in some lanes than in others, where these cannot part."""
     return RandomnessError(
         at_user_line(
-            f"vmap: {what} does not currently support same randomness with a batched tensor input in a "
-            "formula for derivatives: it draws more numbers in some lanes than in others, and the lanes cannot go on "
-            "from states of their own there",
+            f"vmap: {what} does not currently support same randomness with a batched tensor input here, in a formula "
+            "for derivatives or a transform inside: it draws more numbers in some lanes than in others, and the lanes "
+            "cannot go on from states of their own",
             'vmap(f, randomness="different")\n'
-            "noise = torch.poisson(rate)  # in the function itself, and used in the formula",
+            "noise = torch.poisson(rate)  # in the function itself, and used in the formula or transform",
         )
     )

@@ -301,8 +301,9 @@ class Marks:
 
 
 def parted_by_draws(level: Any, what: str) -> BaseException:
-    """What is raised where lanes of a level that cannot part yet come to states of their own, by an operation."""
-    return Disagreement(level) if level.restartable else no_state_for_lanes(what)
+    """What is raised where lanes of a level, or of those around it, come to states of their own and cannot part yet."""
+    parts = next((each for each in with_around(level) if each.restartable), None)
+    return no_state_for_lanes(what) if parts is None else Disagreement(parts)
 
 
 def _around(level: LaneLevel, generator: torch.Generator | None) -> _History | None:
