@@ -158,8 +158,8 @@ def test_in_a_formula_for_derivatives():
     said = str(caught.value).splitlines()
     assert said[0] == (
         "vmap: aten::poisson does not currently support same randomness with a batched tensor input here, in a formula "
-        "for derivatives or a transform inside: it draws more numbers in some lanes than in others, and the lanes cannot "
-        "go on from states of their own"
+        "for derivatives or a transform inside: it draws more numbers in some lanes than in others, and the lanes "
+        "cannot go on from states of their own"
     )
     assert said[1].endswith("return g * torch.poisson(x * 30)")
     assert said[2:] == [
