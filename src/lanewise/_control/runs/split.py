@@ -34,7 +34,6 @@ from lanewise._transforms.arguments import Call
 from lanewise._transforms.parting import check_lost, code_of, remember
 from lanewise._transforms.ragged import Components, by_component, is_ragged
 from lanewise._transforms.vmap import lane_rows, leave
-from lanewise.errors import LanewiseError
 
 # Code of functions that change what lanes share in a way that converted code cannot, and how, where that is known: they
 # run as they were written.
@@ -71,7 +70,6 @@ def run_apart(
     unseen = None if held is None else held.unseen
     func = None if unseen or code in _as_written or results else converted(call.func)
     exact = False
-    failed: BaseException | None = None
     while True:
         level = _level(place, randomness, flat, code)
         if code in by_number:
@@ -121,28 +119,22 @@ def run_apart(
                 return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
         except BaseException as error:
             restart = arrived(level, error, Restart)
-            if restart is None and not _fails_for_some(level, error):
+            if restart is None:
                 level.journal.undo_updates()
-                if failed is not None and type(error) is type(failed) and str(error) == str(failed):
-                    raise failed from failed.__cause__  # which names all lanes that have it
                 raise
             level.journal.undo(level)
             if held is not None:
                 held.put_back()
-            if restart is None:
-                # Lanes around part, of which those go on that do not fail.
-                flat, failed = False, error
-            else:
-                flat = flat and restart.flat
-                if restart.slow:
-                    return None
-                remember(level, code)
-                if not restart.structured:
-                    func = None
-                    if restart.once:
-                        exact = True
-                    else:
-                        _as_written[code] = restart.cause
+            flat = flat and restart.flat
+            if restart.slow:
+                return None
+            remember(level, code)
+            if not restart.structured:
+                func = None
+                if restart.once:
+                    exact = True
+                else:
+                    _as_written[code] = restart.cause
             if generators is not None:
                 generators.reseat()
                 reseat_generators(level)
@@ -218,13 +210,6 @@ def _level(place: tuple[int, int, int], randomness: str, flat: bool, code: Any) 
     elif randomness != around.randomness:
         return kind(length, randomness, total, start)
     return kind(length, randomness, total, start, around)
-
-
-def _fails_for_some(level: LaneLevel, error: BaseException) -> bool:
-    """Whether an error of the user's code comes from pairs of lanes: it may be that of some lanes around only."""
-    if level.outer is None or not isinstance(error, Exception) or isinstance(error, LanewiseError):
-        return False
-    return lanes_of(level.outer).size > 1
 
 
 def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
