@@ -1,7 +1,9 @@
 """Functions that write no values of lanes to what is the same in all: that stays plain tensors, until one does."""
 
 import copy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+import lanewise
 from lanewise import grad, jacfwd, jvp, vjp, vmap
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import live_levels
@@ -452,3 +455,41 @@ def test_results_without_lanes() -> None:
             assert type(a) is type(b)
             torch.testing.assert_close(a, b)
     assert again[1].shape == (4, 3) and again[1].stride() == first[1].stride()
+
+
+def test_what_is_shared_passes_no_code_of_the_library() -> None:
+    library = str(Path(lanewise.__file__).parent)
+
+    def calls_of_library(operation: Callable) -> list[int]:
+        captured, count = torch.eye(3), 0
+
+        def f(x: Tensor, often: int) -> Tensor:
+            y = captured
+            for _ in range(often):
+                y = operation(y)
+            return x + y.sum()
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            count += event == "call" and frame.f_code.co_filename.startswith(library)
+
+        mapped, counts = vmap(f, (0, None)), []
+        mapped(torch.arange(2.0), 12)
+        for often in (1, 11):
+            count = 0
+            sys.setprofile(note)
+            try:
+                mapped(torch.arange(2.0), often)
+            finally:
+                sys.setprofile(None)
+            counts.append(count)
+        return counts
+
+    for operation in (
+        lambda y: y @ y,
+        lambda y: torch.linalg.solve(y, y),
+        lambda y: y.sin() + 1,
+        lambda y: y.t()[:2].T,
+    ):
+        few, many = calls_of_library(operation)
+        assert few == many

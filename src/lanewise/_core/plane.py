@@ -429,6 +429,14 @@ STATISTICS: dict[Any, tuple[tuple[int, int], int | None]] = {
 }
 
 
+def is_lazy_conjugate(tensor: Any) -> bool:
+    """Whether the plain tensor at the bottom is one."""
+    while isinstance(tensor, Plane):
+        sync(tensor)
+        tensor = tensor.value
+    return tensor.is_conj()
+
+
 def written_statistics(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
     """The running statistics that an operation writes to, though its schema does not say so."""
     found = STATISTICS.get(func)

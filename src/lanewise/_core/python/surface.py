@@ -21,7 +21,7 @@ from lanewise._core.level import current_level, on_plane
 from lanewise._core.parting.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.unasked import note_question
-from lanewise._core.plane import Plane, detached, escaped, own_node, recorded, sync, tracked
+from lanewise._core.plane import Plane, detached, escaped, is_lazy_conjugate, own_node, recorded, sync, tracked
 from lanewise._core.python.arrays import hand_out
 from lanewise._core.python.plain_data import set_data
 from lanewise._core.python.subscripts import get_item, set_item
@@ -134,6 +134,10 @@ class Surface:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         set_item(self, index, value)  # type: ignore[arg-type]
+
+    def resolve_conj(self) -> Tensor:
+        """A copy of a lazy conjugate, which the wrapper does not show."""
+        return self.clone() if is_lazy_conjugate(self) else self  # type: ignore[attr-defined,return-value]
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

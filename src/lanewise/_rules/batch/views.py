@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
-from lanewise._core.level import standing
+from lanewise._core.level import route_name, standing
 from lanewise._core.parting.interleaved import begin_in_front_of, reshaped
-from lanewise._core.plane import Plane, refit_in_place, sync
+from lanewise._core.plane import Plane, is_lazy_conjugate, refit_in_place
 from lanewise._core.python.factories import route_past
 from lanewise._core.recording.saved import cuts_all_planes
 from lanewise._core.short.hot import route
@@ -205,11 +205,7 @@ def view_as_real(level, x):
 
 def _conjugated(x: Any) -> Any:
     """What a lazy conjugate, which its wrapper does not show, is the conjugate of; None for another tensor."""
-    part = x
-    while isinstance(part, Plane):
-        sync(part)
-        part = part.value
-    return x.conj() if part is not x and part.is_conj() else None
+    return x.conj() if isinstance(x, Plane) and is_lazy_conjugate(x) else None
 
 
 def _real(x: Tensor) -> Any:
@@ -224,12 +220,8 @@ def _imag(x: Tensor) -> Any:
     return NotImplemented if plain is None else aten._neg_view.default(torch.view_as_real(plain).select(-1, 1))
 
 
-def _resolved(x: Tensor) -> Any:
-    """A lazy conjugate carried out, which is a copy."""
-    return NotImplemented if _conjugated(x) is None else x.clone()
-
-
-route_past(aten.resolve_conj.default, _resolved)
+# (Each product asks for the operation, `aten.resolve_conj`, of its operands.)
+route_name("resolve_conj", lambda input: input.resolve_conj())
 route_past(aten.real.default, _real)
 route_past(aten.imag.default, _imag)
 
