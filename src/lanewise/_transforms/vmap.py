@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -127,7 +128,7 @@ def vmap(
         try:
             if peer_engine_active():
                 raise refuse_peer("vmap")
-            size = _lane_count(args, (0,) * len(args) if front else in_dims) if front or plain else -1
+            size = _lane_count(args, _IN_FRONT if front else in_dims) if front or plain else -1
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
                 kind = class_of_level(code, args, randomness) if looks else BatchLevel
                 level = kind(size, randomness)
@@ -270,9 +271,13 @@ def _is_one_of(value: Tensor, args: Sequence) -> bool:
     return False
 
 
+# For so many arguments as there are.
+_IN_FRONT = itertools.repeat(0)
+
+
 def _lane_count(args: tuple, in_dims: Any) -> int:
     """The number of lanes if all mapped arguments are tensors with as many in their dims, or dicts of such, else -1."""
-    if len(in_dims) != len(args):
+    if in_dims is not _IN_FRONT and len(in_dims) != len(args):
         return -1
     size = -1
     for arg, dim in zip(args, in_dims):
@@ -281,10 +286,13 @@ def _lane_count(args: tuple, in_dims: Any) -> int:
         for leaf in (arg,) if isinstance(arg, Tensor) else _leaves(arg):
             if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
                 return -1
-            shape = leaf.shape
-            if not -len(shape) <= dim < len(shape) or (size >= 0 and shape[dim] != size):
+            try:
+                found = leaf.shape[dim]
+            except IndexError:
                 return -1
-            size = shape[dim]
+            if found != size >= 0:
+                return -1
+            size = found
     return size
 
 

@@ -72,10 +72,10 @@ def choice_path(call: Callable) -> Callable:
     return run
 
 
-def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
-    """`call(x, y)` for two operands with lanes, of `rank` dims in each lane, one dtype and one shape, else `otherwise`.
+def paired_path(call: Callable, rank: int, dtypes: frozenset[Any], otherwise: Callable) -> Callable:
+    """`call(x, y)` for two operands with lanes, of `rank` dims in each lane, one shape and one of `dtypes`.
 
-    Of floating point: sums of others have a dtype of their own.
+    Else `otherwise`.
     """
     rank += 1
 
@@ -90,7 +90,7 @@ def paired_path(call: Callable, rank: int, otherwise: Callable) -> Callable:
                 and value.dtype is other.dtype
                 and value.dim() == rank
                 and value.shape == other.shape
-                and value.is_floating_point()
+                and value.dtype in dtypes
             ):
                 if level.parent is None and inert(value) and inert(other):
                     return level.wrap(call(value, other))

@@ -127,7 +127,15 @@ def dot(level, a, b):
     return dots(left, right) if level.mapped(b) else torch.mv(left, right)
 
 
-route(aten.dot.default, paired_path(dots, 1, operands_path(BATCH_RULES[aten.dot.default])))
+route(
+    aten.dot.default,
+    paired_path(
+        torch.linalg.vecdot,
+        1,
+        frozenset({torch.float32, torch.float64}),  # for which `dots` takes it
+        operands_path(BATCH_RULES[aten.dot.default]),
+    ),
+)
 
 
 @lane_rule(aten.vdot.default)
