@@ -139,6 +139,7 @@ class Level:
             never has lanes; on the lowest plane it may stay outside.
         watching: Whether it is to know what begins inside.
         shares: Whether what has no lanes stays a plain tensor on it (shared.py).
+        tentative: Whether its function runs in a way that may not do, and then starts again (shared.py, recorded.py).
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
         asked: Whether code inside has asked for values of its lanes (unasked.py).
@@ -165,6 +166,7 @@ class Level:
     directions = False
     watching = False
     shares = False
+    tentative = False
     closing: list[Callable[[], None]] | None = None
     asked = False
 
@@ -241,6 +243,9 @@ class Level:
 
     def note_within(self) -> None:
         """Before another level opens on this plane, or autograd runs there: on levels that watch."""
+
+    def note_autograd(self) -> None:
+        """Before autograd gets code of the user's to call, tells of what it has recorded, or records anew."""
 
     def check_write_outside(self, level: "Level") -> None:
         """Before a write to a tensor of a level around this one."""
@@ -351,6 +356,12 @@ def _traced() -> TransformError:
             "torch.export.export(module, args)  # or torch.compile(f)",
         )
     )
+
+
+def note_autograd() -> None:
+    """Tell the levels of this thread, see `Level.note_autograd`."""
+    for level in standing.levels:
+        level.note_autograd()
 
 
 def live_levels() -> list[Level]:

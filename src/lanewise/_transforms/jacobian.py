@@ -45,7 +45,7 @@ from lanewise._transforms.chunks import check_chunk_options, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
 from lanewise._transforms.forward import push_forward
-from lanewise._transforms.reverse import Recording, needs_graph, pull_back, tracked, untrack
+from lanewise._transforms.recording import Recording, needs_graph, pull_back, tracked, untrack
 from lanewise.errors import hide_own_frames
 
 # The call that messages name, where `jacrev` is a part of it.

@@ -140,7 +140,7 @@ def check_lost(level: BatchLevel, code: Any) -> None:
 def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Before | None) -> bool:
     """Undo what the function did before its lanes disagreed, so that it can be run with lanes that part.
 
-    On a level where what is the same in all lanes is plain, what it did before anything that these may not stand for.
+    On a tentative level, what it did before anything that this does not do for.
     Where there are no lanes, what it did before an error, so that it can be run with other answers to what it asked.
 
     `held`: what objects outside held before that, if it may have changed them.
@@ -149,11 +149,11 @@ def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Befor
     """
     if level.answers is not None and isinstance(error, Exception):
         level.answers.change(error)
-    elif arrived(level, error, Disagreement) is None and not (level.shares and isinstance(error, Exception)):
+    elif arrived(level, error, Disagreement) is None and not (level.tentative and isinstance(error, Exception)):
         if isinstance(level.journal, Journal):
             level.journal.undo_updates()
         return False
-    elif level.shares:
+    elif level.tentative:
         forget(code)
     else:
         if level.answers is None:

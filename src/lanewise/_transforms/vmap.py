@@ -15,7 +15,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import Generators
 from lanewise._core.parting.lanes import Disagreement, machine, raise_caught
 from lanewise._core.parting.unasked import Answers
-from lanewise._core.short.shared import class_of_level, runs_without, with_wrappers
+from lanewise._core.short.shared import class_of_level, runs_otherwise, with_wrappers
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
@@ -152,7 +152,7 @@ def vmap(
                             raise_caught(level, Disagreement)
                         check_lost(level, code)
                         if looks:
-                            looks = kind is not BatchLevel and runs_without(level, code)
+                            looks = kind is not BatchLevel and runs_otherwise(level, code, out)
                         if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                             value = out.value
                             if not value.is_inference() and not _is_one_of(value, given):
@@ -162,6 +162,7 @@ def vmap(
                 except BaseException as error:
                     if not starts_again(level, code, error, held):
                         raise
+                    looks = code not in with_wrappers
                     if generators is not None:
                         generators.reseat()
             ways = parted.get(code) if lanes_first and size > 0 and not kwargs else None

@@ -30,7 +30,7 @@ from lanewise._core.functions.calls import (
     say_slow,
     user_formula,
 )
-from lanewise._core.level import current_level, on_plane, record_as_outside
+from lanewise._core.level import current_level, note_autograd, on_plane, record_as_outside
 from lanewise._core.linear import LinearLevel
 from lanewise._core.native import differentiable, double_reverse
 from lanewise._core.parting.joins import restricted
@@ -55,6 +55,7 @@ def apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     level = highest_level((*args, *kwargs.values()) if kwargs else args)
     if issubclass(cls, Node) or cls is CheckpointInputs or (level is None and current_level() is None):
         return apply_plainly(cls, *args, **kwargs)
+    note_autograd()
     args, kwargs = with_defaults(cls, args, kwargs)
     if level is not None and any(isinstance(arg, Tensor) for arg in kwargs.values()):
         raise FunctionError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.level import current_level
+from lanewise._core.level import current_level, note_autograd
 from lanewise._core.parting.absent import left
 from lanewise._core.parting.lane_level import completed
 from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
@@ -280,6 +280,7 @@ def begin_history(tensor: Any) -> None:
     """Record a tensor on its own plane from here on; it is tracked on one below, and somebody asks."""
     if not is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
         return
+    note_autograd()
     if tensor._is_view():
         tensor.requires_grad_()
     else:

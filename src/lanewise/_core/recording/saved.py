@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import live_levels, on_plane, pin_grad_mode
+from lanewise._core.level import live_levels, note_autograd, on_plane, pin_grad_mode
 from lanewise._core.plane import Plane, argument, at_home, tensors_of, written_arguments
 from lanewise._core.recording.standpoint import Standpoint
 from lanewise._torch_classes import CloneBeforeMutation, MutationHandle, SwapWithCloned, mutation_context
@@ -51,6 +51,7 @@ def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
     `unpack` may run the function again (checkpoint), maybe long after its level has ended: it stands on that plane,
     and what it gives back is of the levels that the saved tensor was of.
     """
+    note_autograd()
     stand = Standpoint()
 
     def pack_on_plane(tensor: Tensor) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.dual import DualTensor
+from lanewise._core.level import note_autograd
 from lanewise._core.parting.joins import can_settle
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Disagreement, Restart
@@ -41,6 +42,7 @@ class HookedLevel(LaneLevel):
 
 def set_hook(tensor: Any, hook: Callable[[Tensor], Any]) -> Handles:
     """Call `hook` with each gradient of a tensor of a plane, on whichever plane it is computed."""
+    note_autograd()
     handles = []
     below = tracked(tensor.value)
     if below:
@@ -58,6 +60,7 @@ def set_hook(tensor: Any, hook: Callable[[Tensor], Any]) -> Handles:
 
 def set_hook_below(tensor: Any, hook: Callable[[Tensor], Any]) -> Handles:
     """Call `hook` with each gradient of a tensor of a plane that a pass below that plane computes."""
+    note_autograd()
     _give_own_value(tensor)
     return _hook_value(tensor, hook)
 

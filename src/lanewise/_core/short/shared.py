@@ -16,6 +16,8 @@ from lanewise._core.draws.random import is_random
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import STATISTICS, Plane, written_statistics
+from lanewise._core.short.recorded import RecordedLevel
+from lanewise._core.trees import flatten
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     dispatch_mode_count,
@@ -33,6 +35,8 @@ _WORTH = 8
 with_wrappers: set[Any] = set()
 # Code of those that need none, with gradients recorded and without.
 _without: dict[bool, set[Any]] = {True: set(), False: set()}
+# Code of those whose gradients are recorded below, likewise.
+_below: dict[bool, set[Any]] = {True: set(), False: set()}
 # So many are remembered.
 _MOST = 10_000
 
@@ -43,15 +47,19 @@ class WatchedLevel(BatchLevel):
     Attributes:
         adopted: How many tensors it has adopted.
         fit: Whether plain tensors would have done.
+        gradients: How many gradients of its lanes were taken.
+        recordable: Whether all of them could have been recorded below (recorded.py).
     """
 
-    __slots__ = ("adopted", "fit")
+    __slots__ = ("adopted", "fit", "gradients", "recordable")
     watching = True
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
         self.adopted = 0
         self.fit = True
+        self.gradients = 0
+        self.recordable = True
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
         self.adopted += 1
@@ -70,6 +78,15 @@ class WatchedLevel(BatchLevel):
 
     def note_within(self) -> None:
         self.fit = False
+        self.note_autograd()
+
+    def note_autograd(self) -> None:
+        self.recordable = self.recordable and not standing.orders
+
+    def note_gradient(self, recordable: bool) -> None:
+        """One was taken, which could have been recorded below, or not."""
+        self.gradients += 1
+        self.recordable = self.recordable and recordable
 
     def has_shared(self) -> bool:
         """Whether plain tensors would have done for all that was the same in all lanes, and there was some."""
@@ -93,6 +110,7 @@ class SharedLevel(BatchLevel):
     __slots__ = ("_journal", "updated")
     watching = True
     shares = True
+    tentative = True
 
     def __init__(self, *place: Any) -> None:
         self.updated = False
@@ -161,24 +179,34 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
     for arg in args:
         if not isinstance(arg, Tensor) or arg.requires_grad:
             return BatchLevel
-    return SharedLevel if code in _without[is_grad_enabled()] else WatchedLevel
+    grads = is_grad_enabled()
+    if code in _without[grads]:
+        return SharedLevel
+    return RecordedLevel if code in _below[grads] else WatchedLevel
 
 
-def runs_without(level: Any, code: Any) -> bool:
-    """At the end of a function, on a level of one of these classes: whether it runs without wrappers."""
+def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
+    """At the end of a function, on a level of one of these classes: whether it runs on another than a BatchLevel."""
     if type(level) is SharedLevel:
         level.check_end()
         return True
-    found = level.has_shared()
-    known = _without[level.grad_mode] if found else with_wrappers
+    if type(level) is RecordedLevel:
+        level.check_end(flatten(out)[0])
+        return True
+    if level.has_shared():
+        known = _without[level.grad_mode]
+    elif level.gradients and level.recordable:
+        known = _below[level.grad_mode]
+    else:
+        known = with_wrappers
     if len(known) >= _MOST:
         known.clear()
     known.add(code)
-    return found
+    return known is not with_wrappers
 
 
 def forget(code: Any) -> None:
     """Run a function with wrappers from now on."""
     with_wrappers.add(code)
-    for known in _without.values():
+    for known in (*_without.values(), *_below.values()):
         known.discard(code)

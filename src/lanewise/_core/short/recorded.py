@@ -1,0 +1,98 @@
+"""Gradients of lanes that autograd records on the plane below, for all lanes at once.
+
+No lane depends on another, so the gradients of scalars of all lanes are those of their sum. Recorded below, the
+operations of the function take the short ways, and the backward pass comes to no code of this library: a function of
+many small operations takes half of the time. Whether that does for a function is seen at its first call, on a
+`WatchedLevel` (shared.py). Later calls run on a `RecordedLevel`, where whatever the plane of the lanes would have to
+know of starts the `vmap` again, as it ran at first.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.parting.lanes import Disagreement
+from lanewise._core.plane import own_node, recorded
+from lanewise._core.recording.graphs import reached
+from lanewise._core.recording.passes import run_backward
+from lanewise._torch_compat import AccumulateGrad, is_any_autocast_enabled, saved_tensor_hooks
+
+
+class RecordedLevel(BatchLevel):
+    """The level of a function whose gradients are recorded below.
+
+    Attributes:
+        recording: Whether one is being recorded.
+        leaves: The values below with respect to which gradients were taken, by id.
+    """
+
+    __slots__ = ("recording", "leaves")
+    watching = True
+    tentative = True
+
+    def __init__(self, *place: Any) -> None:
+        super().__init__(*place)
+        self.recording = False
+        self.leaves: dict[int, Tensor] = {}
+
+    @contextmanager
+    def recorded_below(self) -> Iterator[bool]:
+        """While a gradient's function runs: the plane below records, which it is told whether it did outside."""
+        before, self.grad_mode, self.recording = self.grad_mode, True, True
+        try:
+            yield before
+        finally:
+            self.grad_mode, self.recording = before, False
+
+    def note_within(self) -> None:
+        """Start again: what comes is of the plane of the lanes, where nothing is recorded."""
+        if self.recording:
+            raise Disagreement(self)
+
+    note_autograd = note_within
+
+    def check_end(self, results: Sequence[Any]) -> None:
+        """A result that was kept in a gradient's function has a history here that it is not to have outside."""
+        values = [out.value for out in results if self.mapped(out) and recorded(out.value)]
+        for node in reached([own_node(value) for value in values]):
+            if type(node) is AccumulateGrad and id(node.variable) in self.leaves:  # type: ignore[attr-defined]
+                raise Disagreement(self)
+
+
+def can_record(level: Any, leaves: Sequence[Any]) -> bool:
+    """Whether gradients with respect to these can be recorded below the level of a `vmap`, the outermost of all."""
+    for leaf in leaves:
+        if not level.mapped(leaf) or recorded(leaf):
+            return False
+        value = leaf.value
+        if type(value) is not Tensor or value.requires_grad or not value.is_floating_point():
+            return False
+    return not is_any_autocast_enabled() and saved_tensor_hooks() is None
+
+
+def leaves_below(level: RecordedLevel, leaves: Sequence[BatchTensor]) -> list[BatchTensor]:
+    """Aliases of values with lanes that are leaves on the plane below."""
+    values = [level.below(_leaf, leaf.value) for leaf in leaves]
+    level.leaves.update((id(value), value) for value in values)
+    return [level.wrap(value) for value in values]
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_()
+
+
+def pulled_below(level: RecordedLevel, out: BatchTensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of a scalar of each lane with respect to leaves below, `[*S]`; zeros where one was not used."""
+    return [level.wrap(gradient) for gradient in level.below(_pulled, out.value, leaves)]
+
+
+def _pulled(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    grads: Sequence[Any] = [None] * len(leaves)
+    if value.requires_grad:
+        seed, options = torch.ones_like(value), {"allow_unreachable": True, "accumulate_grad": False}
+        grads = run_backward((value,), (seed,), False, False, tuple(leaves), **options)
+    return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]

@@ -1,0 +1,63 @@
+"""`grad` of lanes, recorded for all of them at once on the plane below (see recorded.py)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from lanewise._core.level import standing
+from lanewise._core.parting.lanes import Disagreement
+from lanewise._core.plane import tracked
+from lanewise._core.short.recorded import RecordedLevel, can_record, leaves_below, pulled_below
+from lanewise._core.trees import Spec, flatten, unflatten
+from lanewise._transforms.arguments import check_scalar, replace, split_aux
+from lanewise._transforms.recording import Recording, needs_graph
+
+
+def note_gradient(level: Any, leaves: list, value: Any, create_graph: bool) -> None:
+    """A gradient was taken on a level that watches: could it have been recorded below?"""
+    if not level.tentative:
+        level.note_gradient(can_record(level, leaves) and level.mapped(value) and not create_graph)
+
+
+def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None], has_aux: bool, want: bool) -> Any:
+    """What `differentiate` gives, or None where it is to be recorded on the plane of the lanes.
+
+    Args:
+        level: The level of that plane.
+        site: The transform, the function, its arguments and which of them are chosen.
+        chosen: Their leaves, and the structure if it is not one tensor.
+        has_aux: Whether the function also returns something to hand through.
+        want: Whether the value is wanted, too.
+    """
+    leaves, spec = chosen
+    if not isinstance(level, RecordedLevel) or standing.orders or not can_record(level, leaves):
+        return None
+    _, func, args, kwargs, argnums = site
+    with Recording() as recording, level.recorded_below() as recorded:
+        outer = recording.outer and recorded
+        inputs = leaves_below(level, leaves)
+        out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
+        value: Any
+        value, aux = split_aux(site, out, has_aux)
+        check_scalar(site, value)
+        below = [x.value for x in inputs]
+
+        def free(leaf: Any) -> Any:
+            """What is handed through, without the history that it has from here."""
+            if not isinstance(leaf, Tensor) or not tracked(leaf):
+                return leaf
+            if not level.mapped(leaf) or (outer and needs_graph([leaf.value], below)):
+                raise Disagreement(level)
+            return level.wrap(level.below(Tensor.detach, leaf.value))
+
+        if not level.mapped(value) or (outer and needs_graph([value.value], below)):
+            raise Disagreement(level)
+        grads = pulled_below(level, value, below)
+        result = grads[0] if spec is None else unflatten(grads, spec)
+        if has_aux:
+            given, of_aux = flatten(aux)
+            aux = unflatten([free(leaf) for leaf in given], of_aux)
+        if not want:
+            return (result, aux) if has_aux else result
+        value = free(value)
+        return result, ((value, aux) if has_aux else value)
