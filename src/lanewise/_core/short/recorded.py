@@ -28,9 +28,10 @@ class RecordedLevel(BatchLevel):
     Attributes:
         recording: Whether one is being recorded.
         leaves: The values below with respect to which gradients were taken, by id.
+        repeats: Whether one of these is the same in all lanes.
     """
 
-    __slots__ = ("recording", "leaves")
+    __slots__ = ("recording", "leaves", "repeats")
     watching = True
     tentative = True
 
@@ -38,6 +39,7 @@ class RecordedLevel(BatchLevel):
         super().__init__(*place)
         self.recording = False
         self.leaves: dict[int, Tensor] = {}
+        self.repeats = False
 
     @contextmanager
     def recorded_below(self) -> Iterator[bool]:
@@ -56,28 +58,45 @@ class RecordedLevel(BatchLevel):
     note_autograd = note_within
 
     def check_end(self, results: Sequence[Any]) -> None:
-        """A result that was kept in a gradient's function has a history here that it is not to have outside."""
+        """A result that was kept in a gradient's function has a history here that it is not to have outside.
+
+        Nor have lanes been asked for numbers where these are the same in all.
+        """
+        if self.repeats and self.asked:
+            raise Disagreement(self)
         values = [out.value for out in results if self.mapped(out) and recorded(out.value)]
         for node in reached([own_node(value) for value in values]):
             if type(node) is AccumulateGrad and id(node.variable) in self.leaves:  # type: ignore[attr-defined]
                 raise Disagreement(self)
 
 
+# So many numbers at most, of all lanes, is an argument without lanes repeated to.
+_MOST_REPEATED = 4096
+
+
 def can_record(level: Any, leaves: Sequence[Any]) -> bool:
-    """Whether gradients with respect to these can be recorded below the level of a `vmap`, the outermost of all."""
+    """Whether gradients with respect to these can be recorded below the level of a `vmap`, the outermost of all.
+
+    What is the same in all lanes is repeated for it, which is worth while for what is no factor of a matrix product.
+    """
     for leaf in leaves:
-        if not level.mapped(leaf) or recorded(leaf):
+        if recorded(leaf):
             return False
-        value = leaf.value
+        value = leaf
+        if level.mapped(leaf):
+            value = leaf.value
+        elif leaf.dim() > 1 or leaf.numel() * level.size > _MOST_REPEATED:
+            return False
         if type(value) is not Tensor or value.requires_grad or not value.is_floating_point():
             return False
     return not is_any_autocast_enabled() and saved_tensor_hooks() is None
 
 
-def leaves_below(level: RecordedLevel, leaves: Sequence[BatchTensor]) -> list[BatchTensor]:
-    """Aliases of values with lanes that are leaves on the plane below."""
-    values = [level.below(_leaf, leaf.value) for leaf in leaves]
+def leaves_below(level: RecordedLevel, leaves: Sequence[Tensor]) -> list[BatchTensor]:
+    """Aliases of values, with lanes, that are leaves on the plane below."""
+    values = [level.below(_leaf, level.expanded(leaf)) for leaf in leaves]
     level.leaves.update((id(value), value) for value in values)
+    level.repeats = level.repeats or not all(map(level.mapped, leaves))
     return [level.wrap(value) for value in values]
 
 
