@@ -92,6 +92,10 @@ def test_a_gradient_is_recorded_below_from_the_second_call_on(kind: str) -> None
         same(mapped(X), by_loop(KINDS[kind](energy), X))
 
 
+PARAMETER = torch.tensor([0.3, 0.1, -0.2], dtype=torch.float64, requires_grad=True)
+LEARNED = ["a captured parameter", "a captured parameter, twice", "a module that learns"]
+LEARNS = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
 FUNCTIONS: dict[str, tuple] = {
     "views": (lambda x: (x.flip(0)[1:] * x.unfold(0, 2, 1).sum(1)).sum(), X),
     "a captured matrix": (lambda x: (W @ x).square().sum(), X),
@@ -113,6 +117,19 @@ FUNCTIONS: dict[str, tuple] = {
     "half": (lambda x: (x * x).sum(), X.bfloat16()),
     "linalg": (lambda x: torch.linalg.solve(torch.outer(x, x) + torch.eye(3, dtype=x.dtype), x).sum(), X),
     "one lane": (energy, X[:1]),
+    "grad inside": (lambda x: grad(lambda x: (x**3).sum())(x).square().sum(), X),
+    "grad inside, of another argument": (lambda x, y: grad(lambda y: (x[:2] * y**3).sum())(y).square().sum(), X, Y),
+    "grad inside, of what is made inside": (lambda x: grad(lambda y: (x * y**2).sum())(torch.ones_like(x)).sum(), X),
+    "grad inside, without a history": (lambda x: (x * _slope(x)).sum(), X),
+    "third derivatives": (lambda x: grad(lambda x: grad(lambda x: (x**4).sum())(x).square().sum())(x).sum(), X),
+    "values and gradients inside": (lambda x: (lambda g, v: (g * v).sum())(*grad_and_value(energy)(x)), X),
+    "layer_norm, twice": (lambda x: grad(lambda x: F.layer_norm(x, (3,)).pow(3).sum())(x).square().sum(), X),
+    "powers, twice": (lambda x: grad(lambda x: (x.abs() ** x.detach().abs()).sum())(x).square().sum(), X),
+    "a zero to the power of zero, twice": (lambda x: grad(lambda x: (x ** x.abs()).sum())(x).sum(), X.relu() * 0 + 1),
+    "sinc, twice": (lambda x: grad(lambda x: torch.sinc(x).sum())(x).sum(), X * 0),
+    "a captured parameter": (lambda x: (PARAMETER * x).square().sum(), X),
+    "a captured parameter, twice": (lambda x: grad(lambda x: (PARAMETER * x).pow(3).sum())(x).square().sum(), X),
+    "a module that learns": (lambda x: LEARNS(x).square().sum(), X),
 }
 
 
@@ -121,6 +138,11 @@ def _filled(x: Tensor) -> Tensor:
     for i in range(3):
         out[i] = x[i] * (i + 1)
     return out
+
+
+def _slope(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return grad(energy)(x)
 
 
 def _scaled(x: Tensor) -> Tensor:
@@ -136,7 +158,12 @@ def test_gradients_are_those_of_a_loop_in_each_call(name: str, mode: str) -> Non
     mapped = vmap(grad(f))
     with torch.set_grad_enabled(mode == "grad"):
         for _ in range(3):
-            same(mapped(*args), by_loop(grad(f), *args))
+            got, expected = mapped(*args), by_loop(grad(f), *args)
+            torch.testing.assert_close(got, expected)
+            assert got.requires_grad == (mode == "grad" and name in LEARNED)
+            if got.requires_grad and "captured" in name:
+                (ours,) = torch.autograd.grad(got.sin().sum(), PARAMETER)
+                torch.testing.assert_close(ours, torch.autograd.grad(expected.sin().sum(), PARAMETER)[0])
         assert below_in_calls(grad, f, *args)[1:] == [True, True]
 
 
@@ -170,7 +197,6 @@ def test_other_dims(in_dims: tuple) -> None:
 
 # --- where it is not -------------------------------------------------------------------------------------------------
 
-PARAMETER = torch.tensor([0.3, 0.1, -0.2], dtype=torch.float64, requires_grad=True)
 LINEAR = nn.Linear(3, 2).double().requires_grad_(False)
 SEEN: list = []
 
@@ -223,7 +249,6 @@ def _asked(x: Tensor) -> Tensor:
 
 
 UNFIT: dict[str, Callable] = {
-    "grad inside": lambda x: grad(lambda x: (x**3).sum())(x).square().sum(),
     "vjp inside": lambda x: vjp(torch.sin, x)[1](x)[0].sum(),
     "jacrev inside": lambda x: jacrev(torch.sin)(x).square().sum(),
     "jacfwd inside": lambda x: jacfwd(torch.sin)(x).square().sum(),
@@ -238,7 +263,6 @@ UNFIT: dict[str, Callable] = {
     "checkpoint": lambda x: checkpoint(lambda x: x.sin() * x, x, use_reentrant=False).sum(),
     "reentrant checkpoint": lambda x: checkpoint(lambda x: x.sin() * x, x, use_reentrant=True).sum(),
     "saved tensors": _kept,
-    "a captured parameter": lambda x: (PARAMETER * x).square().sum(),
     "a module": lambda x: LINEAR(x).square().sum(),
     "weight norm": lambda x: torch._weight_norm(x[:, None], x[:1, None], 0).sum(),
     "a branch": lambda x: x.sin().sum() if x.sum() > 0 else x.cos().sum(),
@@ -251,13 +275,7 @@ def test_what_the_plane_of_the_lanes_knows_is_as_in_a_loop(name: str, kind: str)
     f = KINDS[kind](UNFIT[name])
     mapped = vmap(f)
     for _ in range(3):
-        got, expected = mapped(X), by_loop(f, X)
-        same(got, expected)
-        first = got if isinstance(got, Tensor) else got[0]
-        if first.requires_grad:
-            (ours,) = torch.autograd.grad(first.sin().sum(), PARAMETER)
-            theirs = expected if isinstance(expected, Tensor) else expected[0]
-            torch.testing.assert_close(ours, torch.autograd.grad(theirs.sin().sum(), PARAMETER)[0])
+        same(mapped(X), by_loop(f, X))
     assert standing.orders == 0
 
 
@@ -283,7 +301,7 @@ def test_what_does_not_do_is_not_tried_again() -> None:
 
     def f(x: Tensor) -> Tensor:
         found[calls[0]] = is_below(x)
-        return grad(lambda x: (x**3).sum())(x).sum() if calls[0] == 2 else energy(x)
+        return vjp(torch.sin, x)[1](x)[0].sum() if calls[0] == 2 else energy(x)
 
     mapped = vmap(grad(f))
     for calls[0] in range(6):
@@ -347,7 +365,7 @@ def test_writes_and_objects_are_put_back_where_it_starts_again() -> None:
         count[0] += 1
         y.add_(1)
         total.add_(1)
-        return grad(lambda x: (x**3).sum())(x).sum() if calls[0] == 2 else (x * x).sum()
+        return vjp(torch.sin, x)[1](x)[0].sum() if calls[0] == 2 else (x * x).sum()
 
     mapped = vmap(grad(f))
     written = Y.clone()

@@ -8,15 +8,10 @@ from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import tracked
 from lanewise._core.short.recorded import RecordedLevel, can_record, leaves_below, pulled_below
+from lanewise._core.short.shared import WatchedLevel
 from lanewise._core.trees import Spec, flatten, unflatten
 from lanewise._transforms.arguments import check_scalar, replace, split_aux
 from lanewise._transforms.recording import Recording, needs_graph
-
-
-def note_gradient(level: Any, leaves: list, value: Any, create_graph: bool) -> None:
-    """A gradient was taken on a level that watches: could it have been recorded below?"""
-    if not level.tentative:
-        level.note_gradient(can_record(level, leaves) and level.mapped(value) and not create_graph)
 
 
 def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None], has_aux: bool, want: bool) -> Any:
@@ -30,29 +25,39 @@ def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None
         want: Whether the value is wanted, too.
     """
     leaves, spec = chosen
-    if not isinstance(level, RecordedLevel) or standing.orders or not can_record(level, leaves):
+    possible = can_record(level, leaves)
+    if isinstance(level, WatchedLevel):
+        level.note_gradient(possible)
+    if not isinstance(level, RecordedLevel):
+        return None
+    if not possible or (standing.orders and not level.recording):
+        level.note_autograd()
         return None
     _, func, args, kwargs, argnums = site
-    with Recording() as recording, level.recorded_below() as recorded:
+    with Recording(noted=True) as recording, level.recorded_below() as recorded:
         outer = recording.outer and recorded
-        inputs = leaves_below(level, leaves)
+        inputs = leaves_below(level, leaves, outer)
         out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
         value: Any
         value, aux = split_aux(site, out, has_aux)
         check_scalar(site, value)
+        if not level.mapped(value):
+            raise Disagreement(level)
         below = [x.value for x in inputs]
+        # Nobody outside asks for those of gradients inside this one.
+        known = below if standing.orders > 1 else list(level.leaves.values())
 
         def free(leaf: Any) -> Any:
-            """What is handed through, without the history that it has from here."""
+            """What is handed through, without the history that nobody outside will ask for."""
             if not isinstance(leaf, Tensor) or not tracked(leaf):
                 return leaf
-            if not level.mapped(leaf) or (outer and needs_graph([leaf.value], below)):
+            if not level.mapped(leaf):
                 raise Disagreement(level)
+            if outer and needs_graph([leaf.value], known):
+                return leaf
             return level.wrap(level.below(Tensor.detach, leaf.value))
 
-        if not level.mapped(value) or (outer and needs_graph([value.value], below)):
-            raise Disagreement(level)
-        grads = pulled_below(level, value, below)
+        grads = pulled_below(level, value, below, outer and needs_graph([value.value], known))
         result = grads[0] if spec is None else unflatten(grads, spec)
         if has_aux:
             given, of_aux = flatten(aux)

@@ -31,9 +31,11 @@ class Recording:
 
     __slots__ = ("outer", "_grad_mode", "_inference", "_orders")
 
+    def __init__(self, noted: bool = False) -> None:
+        if standing.orders and not noted:
+            note_autograd()  # it records on a plane where another does, perhaps below
+
     def __enter__(self) -> "Recording":
-        if standing.orders:
-            note_autograd()
         self.outer = self._grad_mode = is_grad_enabled()
         self._inference = None
         if torch.is_inference_mode_enabled():

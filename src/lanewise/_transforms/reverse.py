@@ -26,7 +26,7 @@ from lanewise._transforms.arguments import (
     several_cotangents,
     split_aux,
 )
-from lanewise._transforms.below import differentiate_below, note_gradient
+from lanewise._transforms.below import differentiate_below
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.recording import Recording, free_below, needs_graph, one, pull_back, track, untrack
 from lanewise.errors import hide_own_frames
@@ -189,10 +189,10 @@ def differentiate(
     chosen = select(args, argnums)
     leaves, spec = ([chosen], None) if isinstance(chosen, Tensor) else flatten(chosen)
     level = current_level()
-    watching = level is not None and level.watching
-    if watching and (found := differentiate_below(level, site, (leaves, spec), has_aux, want_value)) is not None:
+    watched = level is not None and level.watching
+    if watched and (found := differentiate_below(level, site, (leaves, spec), has_aux, want_value)) is not None:
         return found
-    with Recording() as recording:
+    with Recording(noted=watched) as recording:
         outer = recording.outer
         inputs = track(leaves, outer, site, argnums)
         args, kwargs = recording.ordinary(args, kwargs)
@@ -200,8 +200,6 @@ def differentiate(
         value, aux = split_aux(site, out, has_aux)
         check_scalar(site, value)
         create_graph = outer and needs_graph([value], inputs)
-        if watching:
-            note_gradient(level, leaves, value, create_graph)
         grads = pull_back([value], inputs, [one(value)], outer, create_graph=create_graph)
         result = grads[0] if spec is None else unflatten(grads, spec)
         if has_aux:

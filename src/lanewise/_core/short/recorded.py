@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import own_node, recorded
 from lanewise._core.recording.graphs import reached
 from lanewise._core.recording.passes import run_backward
-from lanewise._torch_compat import AccumulateGrad, is_any_autocast_enabled, saved_tensor_hooks
+from lanewise._torch_compat import ORDER_KEY_SET, AccumulateGrad, is_any_autocast_enabled, saved_tensor_hooks
 
 
 class RecordedLevel(BatchLevel):
@@ -44,11 +45,13 @@ class RecordedLevel(BatchLevel):
     @contextmanager
     def recorded_below(self) -> Iterator[bool]:
         """While a gradient's function runs: the plane below records, which it is told whether it did outside."""
-        before, self.grad_mode, self.recording = self.grad_mode, True, True
+        before = self.grad_mode, self.recording, self.include
+        self.grad_mode = self.recording = True
+        self.include = self.include | ORDER_KEY_SET
         try:
-            yield before
+            yield before[0]
         finally:
-            self.grad_mode, self.recording = before, False
+            self.grad_mode, self.recording, self.include = before
 
     def note_within(self) -> None:
         """Start again: what comes is of the plane of the lanes, where nothing is recorded."""
@@ -64,10 +67,16 @@ class RecordedLevel(BatchLevel):
         """
         if self.repeats and self.asked:
             raise Disagreement(self)
-        values = [out.value for out in results if self.mapped(out) and recorded(out.value)]
-        for node in reached([own_node(value) for value in values]):
-            if type(node) is AccumulateGrad and id(node.variable) in self.leaves:  # type: ignore[attr-defined]
+        for out in results:
+            if self.mapped(out) and recorded(out.value) and not self._hangs_on_others(out.value):
                 raise Disagreement(self)
+
+    def _hangs_on_others(self, value: Tensor) -> bool:
+        """Whether a value has a history besides that from these leaves."""
+        for node in reached([own_node(value)]):
+            if type(node) is AccumulateGrad and id(node.variable) not in self.leaves:  # type: ignore[attr-defined]
+                return True
+        return False
 
 
 # So many numbers at most, of all lanes, is an argument without lanes repeated to.
@@ -79,39 +88,44 @@ def can_record(level: Any, leaves: Sequence[Any]) -> bool:
 
     What is the same in all lanes is repeated for it, which is worth while for what is no factor of a matrix product.
     """
+    # Inside another gradient's function, it may have a history: here, or where that is recorded below, there.
+    nested = standing.orders > 0
     for leaf in leaves:
-        if recorded(leaf):
+        if recorded(leaf) and not nested:
             return False
         value = leaf
         if level.mapped(leaf):
             value = leaf.value
         elif leaf.dim() > 1 or leaf.numel() * level.size > _MOST_REPEATED:
             return False
-        if type(value) is not Tensor or value.requires_grad or not value.is_floating_point():
+        if type(value) is not Tensor or not value.is_floating_point() or (value.requires_grad and not nested):
             return False
     return not is_any_autocast_enabled() and saved_tensor_hooks() is None
 
 
-def leaves_below(level: RecordedLevel, leaves: Sequence[Tensor]) -> list[BatchTensor]:
-    """Aliases of values, with lanes, that are leaves on the plane below."""
-    values = [level.below(_leaf, level.expanded(leaf)) for leaf in leaves]
-    level.leaves.update((id(value), value) for value in values)
+def leaves_below(level: RecordedLevel, leaves: Sequence[Tensor], outer: bool) -> list[BatchTensor]:
+    """Aliases of values, with lanes, to differentiate with respect to on the plane below.
+
+    `outer`: whether they keep the history that they have there.
+    """
+    values = [level.below(_alias, level.expanded(leaf), outer) for leaf in leaves]
+    level.leaves.update((id(value), value) for value in values if value.is_leaf)
     level.repeats = level.repeats or not all(map(level.mapped, leaves))
     return [level.wrap(value) for value in values]
 
 
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().requires_grad_()
+def _alias(value: Tensor, outer: bool) -> Tensor:
+    return value.view_as(value) if outer and value.requires_grad else value.detach().requires_grad_()
 
 
-def pulled_below(level: RecordedLevel, out: BatchTensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of a scalar of each lane with respect to leaves below, `[*S]`; zeros where one was not used."""
-    return [level.wrap(gradient) for gradient in level.below(_pulled, out.value, leaves)]
+def pulled_below(level: RecordedLevel, out: BatchTensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
+    """Gradients `[*S]` of a scalar of each lane with respect to values below; zeros where one was not used."""
+    return [level.wrap(gradient) for gradient in level.below(_pulled, out.value, inputs, create_graph)]
 
 
-def _pulled(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-    grads: Sequence[Any] = [None] * len(leaves)
+def _pulled(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> Sequence[Tensor]:
+    grads: Sequence[Any] = [None] * len(inputs)
     if value.requires_grad:
         seed, options = torch.ones_like(value), {"allow_unreachable": True, "accumulate_grad": False}
-        grads = run_backward((value,), (seed,), False, False, tuple(leaves), **options)
-    return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+        grads = run_backward((value,), (seed,), create_graph, create_graph, tuple(inputs), **options)
+    return [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, inputs, strict=True)]
