@@ -245,7 +245,7 @@ class Level:
         """Before another level opens on this plane, or autograd runs there: on levels that watch."""
 
     def note_autograd(self) -> None:
-        """Before autograd gets code of the user's to call, tells of what it has recorded, or records anew."""
+        """Before what is to be recorded on this plane, not below: formulas and passes of the user, some operations."""
 
     def check_write_outside(self, level: "Level") -> None:
         """Before a write to a tensor of a level around this one."""

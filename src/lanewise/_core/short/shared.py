@@ -177,8 +177,9 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
     ):
         return BatchLevel
     for arg in args:
-        if not isinstance(arg, Tensor) or arg.requires_grad:
-            return BatchLevel
+        for leaf in arg.values() if type(arg) is dict else (arg,):
+            if not isinstance(leaf, Tensor) or leaf.requires_grad:
+                return BatchLevel
     grads = is_grad_enabled()
     if code in _without[grads]:
         return SharedLevel

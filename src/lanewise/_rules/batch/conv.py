@@ -85,6 +85,7 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
         else:
             out = unfold(torch.convolution(fold(x.value), weight, own_bias, *options, groups), lanes, x.shape[0])
         return _with_bias(level, out, bias) if own_bias is None else out
+    level.note_autograd()  # the gradient of a weight has faster forms here than torch's
     if lanes == 0:
         one = aten.convolution(lane_of_zeros(level, x), lane_of_zeros(level, weight), None, *options, groups)
         return _with_bias(level, no_lanes(one), bias)
