@@ -7,11 +7,12 @@ from torch import Tensor
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import tracked
+from lanewise._core.recording.graphs import needs_graph
 from lanewise._core.short.recorded import RecordedLevel, can_record, leaves_below, pulled_below
 from lanewise._core.short.shared import WatchedLevel
 from lanewise._core.trees import Spec, flatten, unflatten
 from lanewise._transforms.arguments import check_scalar, replace, split_aux
-from lanewise._transforms.recording import Recording, needs_graph
+from lanewise._transforms.recording import Recording
 
 
 def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None], has_aux: bool, want: bool) -> Any:
@@ -44,8 +45,6 @@ def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None
         if not level.mapped(value):
             raise Disagreement(level)
         below = [x.value for x in inputs]
-        # Nobody outside asks for those of gradients inside this one.
-        known = below if standing.orders > 1 else list(level.leaves.values())
 
         def free(leaf: Any) -> Any:
             """What is handed through, without the history that nobody outside will ask for."""
@@ -53,11 +52,11 @@ def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None
                 return leaf
             if not level.mapped(leaf):
                 raise Disagreement(level)
-            if outer and needs_graph([leaf.value], known):
+            if outer and needs_graph([leaf.value], below):
                 return leaf
             return level.wrap(level.below(Tensor.detach, leaf.value))
 
-        grads = pulled_below(level, value, below, outer and needs_graph([value.value], known))
+        grads = pulled_below(level, value, below, outer and needs_graph([value.value], below))
         result = grads[0] if spec is None else unflatten(grads, spec)
         if has_aux:
             given, of_aux = flatten(aux)

@@ -21,6 +21,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import sync
+from lanewise._core.recording.graphs import needs_graph
 from lanewise._core.trees import LEAF, Spec, flatten, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import (
@@ -45,7 +46,7 @@ from lanewise._transforms.chunks import check_chunk_options, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
 from lanewise._transforms.forward import push_forward
-from lanewise._transforms.recording import Recording, needs_graph, pull_back, tracked, untrack
+from lanewise._transforms.recording import Recording, pull_back, tracked, untrack
 from lanewise.errors import hide_own_frames
 
 # The call that messages name, where `jacrev` is a part of it.

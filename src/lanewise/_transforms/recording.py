@@ -11,12 +11,12 @@ from lanewise._core.level import current_level, note_autograd, pin_grad_mode, st
 from lanewise._core.parting.lane_level import completed
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import check_derivatives
-from lanewise._core.plane import Plane, own_node, recorded, without_history
+from lanewise._core.plane import Plane, recorded, without_history
 from lanewise._core.plane import tracked as tracked_on_any
+from lanewise._core.recording.graphs import needs_graph, note_leaf
 from lanewise._core.recording.passes import run_backward
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
-    AccumulateGrad,
     forward_level,
     is_grad_enabled,
     peer_engine_active,
@@ -86,6 +86,12 @@ def _ordinary(leaf: Any) -> Any:
 
 def tracked(x: Tensor, outer: bool) -> Tensor:
     """A fresh alias of `x` to differentiate with respect to. It keeps the history that `x` has outside."""
+    alias = _tracked(x, outer)
+    note_leaf(alias)
+    return alias
+
+
+def _tracked(x: Tensor, outer: bool) -> Tensor:
     if x.is_inference():
         x = x.clone()
     here = current_level()
@@ -173,30 +179,6 @@ def one(value: Tensor) -> Tensor:
         level = value.level
         return level.wrap(level.below(torch.ones_like, level.here(value).value))
     return torch.ones_like(value)
-
-
-def needs_graph(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
-    """Whether anything besides `inputs` was recorded, so that somebody outside may differentiate the result.
-
-    An input that is not a leaf has a history of its own. Otherwise the recorded graph is walked to its leaves.
-    """
-    for x in inputs:
-        if not x.is_leaf:
-            return True
-    known = set(map(id, inputs))
-    stack = [node for out in outputs if (node := own_node(out)) is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if type(node) is AccumulateGrad:
-            if id(node.variable) not in known:  # type: ignore[attr-defined]
-                return True
-            continue
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return False
 
 
 def untrack(tree: Any, inputs: list[Tensor], outer: bool) -> Any:

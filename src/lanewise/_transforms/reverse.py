@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lanewise._core.level import current_level
 from lanewise._core.plane import recorded, without_history
+from lanewise._core.recording.graphs import needs_graph
 from lanewise._core.trees import LEAF, flatten, unflatten
 from lanewise._transforms.arguments import (
     check_argnums,
@@ -28,7 +29,7 @@ from lanewise._transforms.arguments import (
 )
 from lanewise._transforms.below import differentiate_below
 from lanewise._transforms.compiling import is_compiling, traced
-from lanewise._transforms.recording import Recording, free_below, needs_graph, one, pull_back, track, untrack
+from lanewise._transforms.recording import Recording, free_below, one, pull_back, track, untrack
 from lanewise.errors import hide_own_frames
 
 

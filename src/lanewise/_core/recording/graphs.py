@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.plane import Plane, recorded
-from lanewise._torch_compat import node_number
+from lanewise._core.level import standing
+from lanewise._core.plane import Plane, own_node, recorded
+from lanewise._torch_compat import AccumulateGrad, node_number
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -57,6 +58,37 @@ def reached(nodes: list, go_on: Callable[[Any], bool] | None = None) -> dict[Any
                 seen[following] = None
                 stack.append(following)
     return seen
+
+
+def note_leaf(leaf: Tensor) -> None:
+    """A transform has made a tensor to differentiate with respect to."""
+    leaf._lanewise_order = standing.orders  # type: ignore[attr-defined]
+
+
+def needs_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether anything besides `inputs` was recorded, so that somebody outside may differentiate the result.
+
+    An input that is not a leaf has a history of its own. Otherwise the recorded graph is walked to its leaves; those of
+    transforms inside this one, which have ended, are nobody's.
+    """
+    for x in inputs:
+        if not x.is_leaf:
+            return True
+    known = set(map(id, inputs))
+    stack = [node for out in outputs if (node := own_node(out)) is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if type(node) is AccumulateGrad:
+            leaf = node.variable  # type: ignore[attr-defined]
+            if id(leaf) not in known and getattr(leaf, "_lanewise_order", 0) <= standing.orders:
+                return True
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return False
 
 
 def lane_by_lane(

@@ -17,10 +17,10 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
-from lanewise._core.plane import own_node, recorded
-from lanewise._core.recording.graphs import reached
+from lanewise._core.plane import recorded
+from lanewise._core.recording.graphs import needs_graph, note_leaf
 from lanewise._core.recording.passes import run_backward
-from lanewise._torch_compat import ORDER_KEY_SET, AccumulateGrad, is_any_autocast_enabled, saved_tensor_hooks
+from lanewise._torch_compat import ORDER_KEY_SET, is_any_autocast_enabled, saved_tensor_hooks
 
 
 class RecordedLevel(BatchLevel):
@@ -28,18 +28,16 @@ class RecordedLevel(BatchLevel):
 
     Attributes:
         recording: Whether one is being recorded.
-        leaves: The values below with respect to which gradients were taken, by id.
-        repeats: Whether one of these is the same in all lanes.
+        repeats: Whether what one was taken with respect to is the same in all lanes.
     """
 
-    __slots__ = ("recording", "leaves", "repeats")
+    __slots__ = ("recording", "repeats")
     watching = True
     tentative = True
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
         self.recording = False
-        self.leaves: dict[int, Tensor] = {}
         self.repeats = False
 
     @contextmanager
@@ -68,15 +66,8 @@ class RecordedLevel(BatchLevel):
         if self.repeats and self.asked:
             raise Disagreement(self)
         for out in results:
-            if self.mapped(out) and recorded(out.value) and not self._hangs_on_others(out.value):
+            if self.mapped(out) and recorded(out.value) and not needs_graph([out.value], []):
                 raise Disagreement(self)
-
-    def _hangs_on_others(self, value: Tensor) -> bool:
-        """Whether a value has a history besides that from these leaves."""
-        for node in reached([own_node(value)]):
-            if type(node) is AccumulateGrad and id(node.variable) not in self.leaves:  # type: ignore[attr-defined]
-                return True
-        return False
 
 
 # So many numbers at most, of all lanes, is an argument without lanes repeated to.
@@ -109,7 +100,8 @@ def leaves_below(level: RecordedLevel, leaves: Sequence[Tensor], outer: bool) ->
     `outer`: whether they keep the history that they have there.
     """
     values = [level.below(_alias, level.expanded(leaf), outer) for leaf in leaves]
-    level.leaves.update((id(value), value) for value in values if value.is_leaf)
+    for value in values:
+        note_leaf(value)
     level.repeats = level.repeats or not all(map(level.mapped, leaves))
     return [level.wrap(value) for value in values]
 
