@@ -195,6 +195,66 @@ def test_other_dims(in_dims: tuple) -> None:
         same(mapped(*args), by_loop(grad(f), *lanes))
 
 
+# --- a vmap inside another -------------------------------------------------------------------------------------------
+
+XX = torch.stack([X, X * 0.5 + 0.1])
+
+
+def pair(x: Tensor, y: Tensor) -> Tensor:
+    return torch.exp(-((x - y) ** 2).sum()) + (x * y).sum() ** 2
+
+
+NESTED: dict[str, Callable] = {
+    "both": lambda vmap, xs: vmap(vmap(grad(energy)))(xs),
+    "other dims": lambda vmap, xs: vmap(vmap(grad(energy), 1), 1)(xs.permute(2, 0, 1)),
+    "all pairs, in the first": lambda vmap, xs: vmap(lambda x: vmap(lambda y: grad(pair)(x, y))(xs[0]))(xs[1]),
+    "all pairs, in the second": lambda vmap, xs: vmap(lambda x: vmap(lambda y: grad(pair, 1)(x, y))(xs[0]))(xs[1]),
+    "all pairs, with lanes of both": lambda vmap, xs: vmap(lambda x: vmap(lambda y: grad(pair)(x * y, y))(xs[0]))(
+        xs[1]
+    ),
+    "twice": lambda vmap, xs: vmap(vmap(grad(lambda x: grad(energy)(x).square().sum())))(xs),
+    "value and gradient": lambda vmap, xs: vmap(vmap(lambda x: value_and_grad(energy)(x)[1] * 2))(xs),
+    "three": lambda vmap, xs: vmap(vmap(vmap(grad(lambda x: x.sin() * x))))(xs),
+    "a gradient outside, too": lambda vmap, xs: vmap(lambda x: grad(energy)(x.sum(0)) + vmap(grad(energy))(x).sum(0))(
+        xs
+    ),
+    "a gradient of a sum of gradients": lambda vmap, xs: vmap(grad(lambda x: vmap(grad(energy))(x).sum()))(xs),
+    "of a parameter": lambda vmap, xs: vmap(vmap(grad(lambda x: (PARAMETER * x).square().sum())))(xs),
+}
+
+
+def vmap_by_loop(f: Callable, in_dim: int = 0) -> Callable:
+    return lambda xs: torch.stack([f(x) for x in xs.unbind(in_dim)])
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+def test_gradients_of_lanes_within_lanes(name: str, mode: str) -> None:
+    with torch.set_grad_enabled(mode == "grad"):
+        expected = NESTED[name](vmap_by_loop, XX)
+        for _ in range(4):
+            got = NESTED[name](vmap, XX)
+            same(got, expected)
+    if got.requires_grad:
+        (ours,) = torch.autograd.grad(got.sin().sum(), PARAMETER)
+        torch.testing.assert_close(ours, torch.autograd.grad(expected.sin().sum(), PARAMETER)[0])
+    assert not standing.levels
+    assert standing.orders == 0
+
+
+def test_they_are_recorded_below_all_levels() -> None:
+    found = []
+
+    def look(x: Any) -> Tensor:
+        found.append(type(x.value) is BatchTensor and not recorded(x.value) and x.value.value.requires_grad)
+        return energy(x)
+
+    mapped = vmap(vmap(grad(look)))
+    for _ in range(3):
+        mapped(XX)
+    assert found == [False, True, True]
+
+
 # --- where it is not -------------------------------------------------------------------------------------------------
 
 LINEAR = nn.Linear(3, 2).double().requires_grad_(False)

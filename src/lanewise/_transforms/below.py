@@ -8,7 +8,7 @@ from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import tracked
 from lanewise._core.recording.graphs import needs_graph
-from lanewise._core.short.recorded import RecordedLevel, can_record, leaves_below, pulled_below
+from lanewise._core.short.recorded import RecordedLevel, can_record, leaves_below, lowest, pulled_below
 from lanewise._core.short.shared import WatchedLevel
 from lanewise._core.trees import Spec, flatten, unflatten
 from lanewise._transforms.arguments import check_scalar, replace, split_aux
@@ -39,24 +39,23 @@ def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None
         outer = recording.outer and recorded
         inputs = leaves_below(level, leaves, outer)
         out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
-        value: Any
         value, aux = split_aux(site, out, has_aux)
         check_scalar(site, value)
-        if not level.mapped(value):
+        below = [lowest(level, x) for x in inputs]
+        root = lowest(level, value)
+        if root is None:
             raise Disagreement(level)
-        below = [x.value for x in inputs]
 
         def free(leaf: Any) -> Any:
             """What is handed through, without the history that nobody outside will ask for."""
             if not isinstance(leaf, Tensor) or not tracked(leaf):
                 return leaf
-            if not level.mapped(leaf):
+            of_leaf = lowest(level, leaf)
+            if of_leaf is None:
                 raise Disagreement(level)
-            if outer and needs_graph([leaf.value], below):
-                return leaf
-            return level.wrap(level.below(Tensor.detach, leaf.value))
+            return leaf if outer and needs_graph([of_leaf], below) else leaf.detach()
 
-        grads = pulled_below(level, value, below, outer and needs_graph([value.value], below))
+        grads = pulled_below(level, root, below, outer and needs_graph([root], below))
         result = grads[0] if spec is None else unflatten(grads, spec)
         if has_aux:
             given, of_aux = flatten(aux)

@@ -24,7 +24,7 @@ from lanewise._torch_compat import ORDER_KEY_SET, is_any_autocast_enabled, saved
 
 
 class RecordedLevel(BatchLevel):
-    """The level of a function whose gradients are recorded below.
+    """The level of a function whose gradients are recorded on the lowest plane, below all levels that are open.
 
     Attributes:
         recording: Whether one is being recorded.
@@ -42,14 +42,19 @@ class RecordedLevel(BatchLevel):
 
     @contextmanager
     def recorded_below(self) -> Iterator[bool]:
-        """While a gradient's function runs: the plane below records, which it is told whether it did outside."""
-        before = self.grad_mode, self.recording, self.include
-        self.grad_mode = self.recording = True
-        self.include = self.include | ORDER_KEY_SET
+        """While a gradient's function runs: the planes below record, which it is told whether they did outside."""
+        chain = list(_down_from(self))
+        before = [(level, level.grad_mode, level.include) for level in chain]
+        recording, self.recording = self.recording, True
+        for level in chain:
+            level.grad_mode = True
+            level.include = level.include | ORDER_KEY_SET
         try:
-            yield before[0]
+            yield all(grads for _, grads, _ in before)
         finally:
-            self.grad_mode, self.recording, self.include = before
+            self.recording = recording
+            for level, grads, include in before:
+                level.grad_mode, level.include = grads, include
 
     def note_within(self) -> None:
         """Start again: what comes is of the plane of the lanes, where nothing is recorded."""
@@ -66,7 +71,8 @@ class RecordedLevel(BatchLevel):
         if self.repeats and self.asked:
             raise Disagreement(self)
         for out in results:
-            if self.mapped(out) and recorded(out.value) and not needs_graph([out.value], []):
+            value = lowest(self, out)
+            if value is not None and value.requires_grad and not needs_graph([value], []):
                 raise Disagreement(self)
 
 
@@ -75,7 +81,7 @@ _MOST_REPEATED = 4096
 
 
 def can_record(level: Any, leaves: Sequence[Any]) -> bool:
-    """Whether gradients with respect to these can be recorded below the level of a `vmap`, the outermost of all.
+    """Whether gradients with respect to these can be recorded on the lowest plane, below all levels that are open.
 
     What is the same in all lanes is repeated for it, which is worth while for what is no factor of a matrix product.
     """
@@ -84,35 +90,42 @@ def can_record(level: Any, leaves: Sequence[Any]) -> bool:
     for leaf in leaves:
         if recorded(leaf) and not nested:
             return False
-        value = leaf
-        if level.mapped(leaf):
-            value = leaf.value
-        elif leaf.dim() > 1 or leaf.numel() * level.size > _MOST_REPEATED:
-            return False
+        value = lowest(level, leaf)
+        if value is None:
+            value = leaf
+            if level.parent is not None or leaf.dim() > 1 or leaf.numel() * level.size > _MOST_REPEATED:
+                return False
         if type(value) is not Tensor or not value.is_floating_point() or (value.requires_grad and not nested):
             return False
     return not is_any_autocast_enabled() and saved_tensor_hooks() is None
 
 
 def leaves_below(level: RecordedLevel, leaves: Sequence[Tensor], outer: bool) -> list[BatchTensor]:
-    """Aliases of values, with lanes, to differentiate with respect to on the plane below.
+    """Aliases of values, with lanes, to differentiate with respect to on the lowest plane.
 
     `outer`: whether they keep the history that they have there.
     """
-    values = [level.below(_alias, level.expanded(leaf), outer) for leaf in leaves]
+    values = [_at_bottom(level, _alias, _plain(level, leaf), outer) for leaf in leaves]
     for value in values:
         note_leaf(value)
     level.repeats = level.repeats or not all(map(level.mapped, leaves))
-    return [level.wrap(value) for value in values]
+    return [_raised(level, value) for value in values]
+
+
+def _plain(level: RecordedLevel, leaf: Tensor) -> Tensor:
+    return lowest(level, leaf) if level.mapped(leaf) else level.expanded(leaf)
 
 
 def _alias(value: Tensor, outer: bool) -> Tensor:
     return value.view_as(value) if outer and value.requires_grad else value.detach().requires_grad_()
 
 
-def pulled_below(level: RecordedLevel, out: BatchTensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
-    """Gradients `[*S]` of a scalar of each lane with respect to values below; zeros where one was not used."""
-    return [level.wrap(gradient) for gradient in level.below(_pulled, out.value, inputs, create_graph)]
+def pulled_below(level: RecordedLevel, out: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
+    """Gradients `[*S]`, on the plane of the lanes, of a scalar of each lane: `out`, with respect to values below.
+
+    Zeros where one was not used.
+    """
+    return [_raised(level, gradient) for gradient in _at_bottom(level, _pulled, out, inputs, create_graph)]
 
 
 def _pulled(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> Sequence[Tensor]:
@@ -121,3 +134,30 @@ def _pulled(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> Sequ
         seed, options = torch.ones_like(value), {"allow_unreachable": True, "accumulate_grad": False}
         grads = run_backward((value,), (seed,), create_graph, create_graph, tuple(inputs), **options)
     return [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, inputs, strict=True)]
+
+
+# --- the lowest plane ------------------------------------------------------------------------------------------------
+
+
+def _down_from(level: Any) -> Iterator[Any]:
+    while level is not None:
+        yield level
+        level = level.parent
+
+
+def lowest(level: Any, tensor: Any) -> Any:
+    """The plain value of a tensor that has lanes of a level and of all below it; else None."""
+    while level is not None:
+        if not level.mapped(tensor):
+            return None
+        tensor, level = tensor.value, level.parent
+    return tensor
+
+
+def _raised(level: Any, value: Tensor) -> Any:
+    """A plain value with lanes of a level and of all below it, on its plane."""
+    return value if level is None else level.wrap(_raised(level.parent, value))
+
+
+def _at_bottom(level: Any, run: Any, *args: Any) -> Any:
+    return run(*args) if level is None else level.below(_at_bottom, level.parent, run, *args)

@@ -15,7 +15,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
-from lanewise._core.plane import STATISTICS, Plane, written_statistics
+from lanewise._core.plane import STATISTICS, Plane, tracked, written_statistics
 from lanewise._core.short.recorded import RecordedLevel
 from lanewise._core.trees import flatten
 from lanewise._torch_compat import (
@@ -57,7 +57,7 @@ class WatchedLevel(BatchLevel):
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
         self.adopted = 0
-        self.fit = True
+        self.fit = self.parent is None
         self.gradients = 0
         self.recordable = True
 
@@ -169,21 +169,28 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
     """The class of level for a call, by `vmap`, of a function that is not known to run with wrappers."""
     if (
         randomness != "error"
-        or standing.levels
         or standing.orders
         or _native._current_level >= 0
         or dispatch_mode_count()
         or is_inference_mode_enabled()
     ):
         return BatchLevel
+    nested = bool(standing.levels)
+    if nested and not (standing.here is standing.levels[-1] and all(map(_whole, standing.levels))):
+        return BatchLevel
     for arg in args:
         for leaf in arg.values() if type(arg) is dict else (arg,):
-            if not isinstance(leaf, Tensor) or leaf.requires_grad:
+            if not isinstance(leaf, Tensor) or (tracked(leaf) if nested else leaf.requires_grad):
                 return BatchLevel
     grads = is_grad_enabled()
     if code in _without[grads]:
-        return SharedLevel
+        return BatchLevel if nested else SharedLevel
     return RecordedLevel if code in _below[grads] else WatchedLevel
+
+
+def _whole(level: Any) -> bool:
+    """Whether a level is that of a `vmap` whose lanes run together."""
+    return isinstance(level, BatchLevel) and level.lanes is None and not level.directions
 
 
 def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
@@ -198,6 +205,8 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
         known = _without[level.grad_mode]
     elif level.gradients and level.recordable:
         known = _below[level.grad_mode]
+    elif level.parent is not None:
+        return False
     else:
         known = with_wrappers
     if len(known) >= _MOST:
