@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lanewise._core.level import note_autograd
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
 
@@ -97,14 +98,10 @@ def _greatest(rows: Tensor, k: int, largest: bool) -> Tensor | None:
 
 def _suits(x: Tensor, dim: int) -> bool:
     """Whether these are many rows of float32, whose numbers can be looked at."""
-    return (
-        x.dtype is torch.float32
-        and dim in (-1, x.dim() - 1)
-        and x.dim() > 1
-        and at_hand(x)
-        and not is_tracked(x)
-        and x.is_contiguous()
-    )
+    suits = x.dtype is torch.float32 and dim in (-1, x.dim() - 1) and x.dim() > 1 and at_hand(x) and x.is_contiguous()
+    if suits:
+        note_autograd()  # recorded below, they are torch's to sort, which takes longer
+    return suits and not is_tracked(x)
 
 
 def _by_parts(x: Tensor, at_once: Callable[[Tensor], Ranked | None], alone: Callable[[Tensor], Ranked]) -> Ranked:
