@@ -19,12 +19,12 @@ from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, value_a
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.plane import recorded
-from lanewise._core.short.shared import _below, _without, with_wrappers
+from lanewise._core.short.shared import _below, _without, _without_gradients, with_wrappers
 
 
 @pytest.fixture(autouse=True)
 def _unknown() -> None:
-    for known in (with_wrappers, *_without.values(), *_below.values()):
+    for known in (with_wrappers, _without_gradients, *_without.values(), *_below.values()):
         known.clear()
 
 

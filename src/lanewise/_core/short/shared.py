@@ -37,6 +37,8 @@ with_wrappers: set[Any] = set()
 _without: dict[bool, set[Any]] = {True: set(), False: set()}
 # Code of those whose gradients are recorded below, likewise.
 _below: dict[bool, set[Any]] = {True: set(), False: set()}
+# Code of those that take no such gradients inside another `vmap`.
+_without_gradients: set[Any] = set()
 # So many are remembered.
 _MOST = 10_000
 
@@ -176,7 +178,7 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
     ):
         return BatchLevel
     nested = bool(standing.levels)
-    if nested and not (standing.here is standing.levels[-1] and all(map(_whole, standing.levels))):
+    if nested and not (code not in _without_gradients and _are_whole(standing.levels)):
         return BatchLevel
     for arg in args:
         for leaf in arg.values() if type(arg) is dict else (arg,):
@@ -188,9 +190,12 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
     return RecordedLevel if code in _below[grads] else WatchedLevel
 
 
-def _whole(level: Any) -> bool:
-    """Whether a level is that of a `vmap` whose lanes run together."""
-    return isinstance(level, BatchLevel) and level.lanes is None and not level.directions
+def _are_whole(levels: list) -> bool:
+    """Whether these are of `vmap`s whose lanes run together, and the running code is on the plane of the last."""
+    for level in levels:
+        if not isinstance(level, BatchLevel) or level.lanes is not None or level.directions:
+            return False
+    return standing.here is levels[-1]
 
 
 def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
@@ -205,10 +210,8 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
         known = _without[level.grad_mode]
     elif level.gradients and level.recordable:
         known = _below[level.grad_mode]
-    elif level.parent is not None:
-        return False
     else:
-        known = with_wrappers
+        known = with_wrappers if level.parent is None else _without_gradients
     if len(known) >= _MOST:
         known.clear()
     known.add(code)
