@@ -87,7 +87,8 @@ def _ordinary(leaf: Any) -> Any:
 def tracked(x: Tensor, outer: bool) -> Tensor:
     """A fresh alias of `x` to differentiate with respect to. It keeps the history that `x` has outside."""
     alias = _tracked(x, outer)
-    note_leaf(alias)
+    if standing.orders > 1:
+        note_leaf(alias)
     return alias
 
 
