@@ -17,6 +17,7 @@ pytestmark = [
 
 HEAD = """
 import collections, copy, dataclasses, functools, itertools, operator, statistics
+import numpy as np
 import torch
 from lanewise import cond, grad, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
@@ -208,9 +209,18 @@ vmap(lambda q: q * s.y)(torch.stack([w, c]))
 vmap(lambda q: q * 2 if isinstance(s.y, float) else q)(torch.stack([w, c]))
 vmap(lambda q: 1 / (s.y + 7) + q)(w[None])
 vmap(lambda q: Box(q if q > 0 else 0.5).kind + s.kind)(torch.stack([w, c])); with_(s); last(s)
+vmap(lambda q: s.y / 2 + q, out_dims="list")(torch.stack([w, c]))
+vmap(lambda q: chosen(q, s), out_dims="list")(torch.stack([w, c])); vmap(lambda q: chosen(q, s))(torch.stack([w, c]))
+grad(lambda vs: vmap(lambda q: chosen(q, s))(vs).sum())(torch.stack([w, c])); np.asarray(s.y) / 2
 """
 REFUSING = ["s.inverse", "Doubled.apply(s.y)", "grad(lambda q: q * q)(s.y)"]
 SMALL = """
+def chosen(q, s):
+    y = s.y
+    if q > 0:
+        y = q
+    return Box(1 if q > 2 else y).half + y
+
 def with_(s):
     with s as y:
         return y / 2

@@ -46,19 +46,20 @@ def load(value: Any, name: str) -> Any:
 
 def whole(value: Any) -> Any:
     """What a function has returned, of which a tensor stands for numbers, too."""
-    if type(value) is Mixed and (out := value.whole(machine.level)) is not None:
-        return out
+    if type(value) is Mixed and machine.level.covers(value.level):
+        out = value.whole(machine.level)
+        return value if out is None else out
     return value
 
 
 def one_kind(value: Any, name: str) -> Any:
     """A variable whose kind is asked for: what it holds in lanes that go on with it."""
-    return load(value.narrowed(machine.level) if type(value) is Mixed else value, name)
+    return load(value.resolve() if type(value) is Mixed else value, name)
 
 
 def kept(value: Any, name: str) -> Any:
     """A variable that may hold different things in different lanes: a Mixed where it does in those that run."""
-    if type(value) is Mixed:
+    if type(value) is Mixed and machine.level.covers(value.level):
         level = machine.level
         shares = value.shares(level.lanes)
         if len(shares) == 1:
@@ -81,7 +82,7 @@ def truth(value: Any) -> Any:
     if type(value) is LaneNumber:
         value = value.value
     elif type(value) is Mixed:
-        return _truth_of_each(level, value)
+        return _truth_of_each(level, value) if level.covers(value.level) else truth(value.resolve())
     elif not isinstance(value, Tensor):
         return bool(value)
     return decide(level, value)
@@ -123,6 +124,8 @@ def _number(level: Any, mask: Tensor) -> Any:
 def answered(value: Mixed, ask: Callable[[Any], bool]) -> Any:
     """What each lane says to a question about its value, which no tensor has to be looked into for: a bool."""
     level = machine.level
+    if not level.covers(value.level):
+        return ask(value.resolve())
     with on_plane(None):
         mask = torch.zeros(level.lanes.size, dtype=torch.bool)
         for number, here in value.shares(level.lanes):
@@ -215,6 +218,8 @@ def negation(value: Any) -> Any:
     if level is not None:
         if isinstance(value, (LaneNumber, Tensor)):
             return (value if isinstance(value, LaneNumber) else number_of(value)) == 0
+        if type(value) is Mixed and type(value := value.within(level)) is not Mixed:
+            return negation(value)
         if type(value) is Mixed:
             mask = _truths(level, value)
             return not value.narrowed(level) if mask is None else _number(level, ~mask)
@@ -292,7 +297,9 @@ def for_each_value(run: Callable, keep: int, operands: tuple, depth: int) -> Any
     place = next((place for place, operand in enumerate(operands) if type(operand) is Mixed), None)
     if place is None:
         return run(*operands)
-    operand, base = operands[place], level.lanes
+    operand, base = operands[place].within(level), level.lanes
+    if type(operand) is not Mixed:
+        return for_each_value(run, keep, (*operands[:place], operand, *operands[place + 1 :]), depth and depth + 1)
     shares = operand.shares(base)
     if len(shares) > _MOST:
         only = operand.narrowed(level)

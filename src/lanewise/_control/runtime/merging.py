@@ -100,6 +100,8 @@ class Mixed(Several):
 
     def carried(self, level: LaneLevel) -> Any:
         """What goes on where it is not looked for: itself, or the value of the largest group of lanes, alone."""
+        if not level.covers(self.level):
+            return self
         shares = self.shares(level.lanes)
         if len(shares) == 1:
             return self.value(level, shares[0][0])
@@ -107,8 +109,14 @@ class Mixed(Several):
 
     def settled(self, level: LaneLevel) -> Any:
         """A tensor that stands for numbers, too, or the value of the largest group of lanes, which go on alone."""
+        if not level.covers(self.level):
+            return self.resolve()
         out = self.whole(level)
         return self.narrowed(level) if out is None else out
+
+    def within(self, level: LaneLevel) -> Any:
+        """The value as one of the level's lanes: that of lanes that go on, if it is of others around."""
+        return self if level.covers(self.level) else self.resolve()
 
     def whole(self, level: LaneLevel) -> Tensor | None:
         """A tensor for the lanes that run, which stands for numbers, too; None where none can."""
@@ -163,6 +171,7 @@ def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any])
     flat: list[Lanes] = []
     held: list[Any] = []
     for piece, value in zip(pieces, values, strict=True):
+        value = value.within(level) if type(value) is Mixed else value
         if type(value) is not Mixed:
             flat.append(piece)
             held.append(value)

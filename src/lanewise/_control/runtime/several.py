@@ -22,8 +22,9 @@ from lanewise._control.runtime import replacements
 from lanewise._control.runtime.choices import answered, for_each_value
 from lanewise._control.runtime.merging import Mixed, number_kind
 from lanewise._control.runtime.number_classes import Several
-from lanewise._control.runtime.numbers import LaneNumber
+from lanewise._control.runtime.numbers import DTYPES, LaneNumber, one_number
 from lanewise._control.runtime.tensor_calls import call_with_numbers
+from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import innermost, narrow
 from lanewise._core.parting.lanes import Restart, machine
 from lanewise._core.plane import Plane, escaped
@@ -140,10 +141,22 @@ def _attribute(self: Mixed, name: str) -> Any:
     return getattr(self.resolve(), name)
 
 
+def _array(value: Mixed, dtype: Any = None, copy: Any = None) -> Any:
+    """What NumPy asks for."""
+    own = value.resolve()
+    if isinstance(own, Tensor):
+        array = own.numpy()
+    else:
+        with on_plane(None):
+            array = torch.tensor(one_number(own), dtype=DTYPES[type(one_number(own))]).numpy()
+    return array if dtype is None else array.astype(dtype)
+
+
 def _copied(value: Mixed, memo: dict) -> Any:
     return copy.deepcopy(value.resolve(), memo)
 
 
+Mixed.__array__ = _array  # type: ignore[attr-defined]
 Mixed.__copy__ = lambda self: self  # type: ignore[attr-defined]
 Mixed.__deepcopy__ = _copied  # type: ignore[attr-defined]
 Mixed.__getattr__ = _attribute  # type: ignore[attr-defined]
