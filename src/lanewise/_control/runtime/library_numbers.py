@@ -52,4 +52,4 @@ _TAKE_PLAIN += [
 ]
 _TAKE_PLAIN += [each for each in vars(time).values() if isinstance(each, types.BuiltinFunctionType)]
 for _function in _TAKE_PLAIN:
-    replaced[_function] = _with_plain(_function)
+    replaced.setdefault(_function, _with_plain(_function))  # (some stand-ins know more)
