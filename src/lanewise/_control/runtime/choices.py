@@ -46,8 +46,9 @@ def load(value: Any, name: str) -> Any:
 
 def whole(value: Any) -> Any:
     """What a function has returned, of which a tensor stands for numbers, too."""
-    if type(value) is Mixed and machine.level.covers(value.level):
-        out = value.whole(machine.level)
+    level = machine.level
+    if type(value) is Mixed and level is not None and level.covers(value.level):
+        out = value.whole(level)
         return value if out is None else out
     return value
 
@@ -59,8 +60,8 @@ def one_kind(value: Any, name: str) -> Any:
 
 def kept(value: Any, name: str) -> Any:
     """A variable that may hold different things in different lanes: a Mixed where it does in those that run."""
-    if type(value) is Mixed and machine.level.covers(value.level):
-        level = machine.level
+    level = machine.level
+    if type(value) is Mixed and level is not None and level.covers(value.level):
         shares = value.shares(level.lanes)
         if len(shares) == 1:
             value = value.value(level, shares[0][0])

@@ -100,7 +100,7 @@ class Mixed(Several):
 
     def carried(self, level: LaneLevel) -> Any:
         """What goes on where it is not looked for: itself, or the value of the largest group of lanes, alone."""
-        if not level.covers(self.level):
+        if level is None or not level.covers(self.level):
             return self
         shares = self.shares(level.lanes)
         if len(shares) == 1:
@@ -116,7 +116,7 @@ class Mixed(Several):
 
     def within(self, level: LaneLevel) -> Any:
         """The value as one of the level's lanes: that of lanes that go on, if it is of others around."""
-        return self if level.covers(self.level) else self.resolve()
+        return self if level is not None and level.covers(self.level) else self.resolve()
 
     def whole(self, level: LaneLevel) -> Tensor | None:
         """A tensor for the lanes that run, which stands for numbers, too; None where none can."""
