@@ -145,7 +145,7 @@ def test_keywords_of_a_custom_operator():
 # Those that have the names of what they stand for, or whose keywords are no names of the user's.
 OWN_NAMES = {
     "_control/functional/checks.py check_functions",
-    "_control/runtime/replacements.py stand_in",
+    "_control/runtime/library_numbers.py stand_in",
     "_core/distributed.py distributed",
     "_core/layouts.py _with_values",
     "_core/python/factories.py made",

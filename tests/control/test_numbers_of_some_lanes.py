@@ -92,9 +92,9 @@ def helper(a):
 """
 
 
-def function(body: str) -> Any:
+def function(body: str, head: str = HEAD) -> Any:
     """`def f(c, k, w)` with a body."""
-    text = f"{HEAD}\ndef f(c, k, w):\n{body}"
+    text = f"{head}\ndef f(c, k, w):\n{body}"
     name = f"<numbers of some lanes {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space: dict[str, Any] = {"__name__": "numbers_of_some_lanes"}

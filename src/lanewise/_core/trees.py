@@ -5,7 +5,7 @@ else is a leaf, None too.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -65,6 +65,9 @@ class Spec:
 
 LEAF = Spec(None, None, None, [])
 
+# By class: what gives the leaf that a value stands for.
+stand_for_leaves: dict[type, Callable[[Any], Any]] = {}
+
 
 def flatten(tree: Any) -> tuple[list, Spec]:
     """Leaves and structure."""
@@ -83,7 +86,7 @@ def _walk(tree: Any, leaves: list) -> Spec:
         return LEAF
     parts = _parts(tree, kind)
     if parts is None:
-        leaves.append(tree)
+        leaves.append(tree if kind not in stand_for_leaves else stand_for_leaves[kind](tree))
         return LEAF
     items, keys, context = parts
     return Spec(kind, keys, context, [_walk(item, leaves) for item in items])

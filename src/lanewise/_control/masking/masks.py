@@ -167,6 +167,7 @@ class Masks:
         "_most",
         "_kept",
         "_shown",
+        "_weakened",
     )
 
     def __init__(
@@ -183,10 +184,13 @@ class Masks:
         self._most = size * (_ROUNDS if size <= FEW else _ROUNDS_OF_MANY)
         self._kept: dict[tuple, tuple] = {}
         self._shown = 0
+        self._weakened = False
 
-    def note_numbers(self, kinds: bool) -> None:
-        """The code can tell a number from a tensor, by its digits or (`kinds`) in other ways."""
-        self._shown = max(self._shown, 1 + kinds)
+    def note_numbers(self, shown: int, called: int) -> None:
+        """The code can tell a number from a tensor, 1 by its digits, 2 in other ways (`called`: where it is called)."""
+        self._shown = max(self._shown, called if self._depth else shown)
+        if self._weakened and self._shown > 1:
+            raise Declined  # it may be given what a tensor stands for already
 
     def truth(self, value: Any) -> Any:
         """The truth of the number of each lane, or of all."""
@@ -387,6 +391,7 @@ class Masks:
             raise Declined
         if self._shown > 1 or (self._shown and tensor.dtype is not torch.float64):
             raise Declined
+        self._weakened = True
         return number
 
     def selected(self, condition: Any, yes: Any, no: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 
 from lanewise._control.rewriting.compiling import converted_code
 from lanewise._control.rewriting.source import Unsupported
-from lanewise._control.runtime import flow  # noqa: F401  (what converted code calls)
+from lanewise._control.runtime import flow, library_numbers, several  # noqa: F401  (what converted code calls)
 from lanewise._control.runtime.callees import call_apart, callee
 from lanewise._core.again.libraries import is_library
 

@@ -19,9 +19,10 @@ _OF_LISTS = frozenset(
     "len sum max min any all fsum prod mean fmean median median_low median_high stdev pstdev variance pvariance".split()
 )
 
-# What may come out of an expression: things of which no tensor can hold both, or a number and a tensor, too.
-# `RETURNED`: as the call keeps it that the function returns to.
-KINDS, NUMBERS, RETURNED = 1, 2, 3
+# What may come out of an expression. `CARRIED`: numbers, or numbers and tensors, each in lanes of their own. `NUMBERS`:
+# anything. `KINDS`: anything, but a tensor stands for numbers. `WHOLE`: a tensor that does. `RETURNED`: what the code
+# takes that the function returns to.
+CARRIED, KINDS, NUMBERS, RETURNED, WHOLE = 0, 1, 2, 3, 4
 
 # Comparisons that have an answer for each lane, whatever it has there.
 _ASKS = {

@@ -39,11 +39,12 @@ def calls_user(node: ast.expr) -> bool:
     return isinstance(func, ast.Name) and func.id not in _MODULES and not hasattr(builtins, func.id)
 
 
-def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set[int], set[str]]:
+def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set[int], set[str], set[str]]:
     """Names that may hold things of different kinds, such as None, in different lanes; assignments that may make them.
 
     These by the id of the statement: a value of several kinds may be assigned even where all lanes run. At last the
-    names whose Python numbers no tensor can stand for where other lanes have one.
+    names whose Python numbers no tensor can stand for where other lanes have one, and those for which that goes where
+    what the function returns may be asked for its kind.
     """
     found = [(node, pairs) for node in inside(body) if (pairs := assignments(node)) is not None]
     given = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :] if arguments.defaults else []
@@ -55,6 +56,7 @@ def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set
     apart = Uses(numbers, short_names(body, numbers)).found(body)
     apart |= {name for name, held in numbers.items() if len(held - {ANY}) > 1 or "bool" in held}
     names |= {name for name in apart if len(numbers.get(name, ())) > 1}
+    returned = Uses(numbers, short_names(body, numbers), True).found(body) - apart
     entries = any(gives_entry(value) for _, pairs in found for _, value in pairs)
     told = Uses(numbers, None).found(body) if entries else set()
     keeping: set[int] = set()
@@ -70,7 +72,7 @@ def kinds(body: list[ast.stmt], arguments: ast.arguments) -> tuple[set[str], set
                 keeping.add(id(node))
                 kept |= {name for name, _ in pairs}
         if before == (len(names), len(keeping)):
-            return names, keeping, apart
+            return names, keeping, apart, returned
 
 
 def _is_kind(value: ast.expr, names: set[str]) -> bool:
@@ -108,8 +110,20 @@ def shows_numbers(body: list[ast.stmt], arguments: Collection[str], digits: bool
     """
     numbers = kinds_of_numbers(body, arguments)
     several = {name for name, held in numbers.items() if len(held) > 1 and ANY in held}
+    if not digits:
+        several |= {name for node in inside(body) for name, value in assignments(node) or () if _has_call(value)}
     short = short_names(body, numbers) if digits else None
     if several and several & Uses(numbers, short).found(body):
         return True
     operations = (node for node in inside(body) if isinstance(node, ast.BinOp) and tells(node))
-    return any(is_choice(node.left) or is_choice(node.right) for node in operations)
+    sides = (side for node in operations for side in (node.left, node.right))
+    return any(is_choice(side) or _has_call(side) for side in sides)
+
+
+def asks_arguments(body: list[ast.stmt], arguments: Collection[str]) -> bool:
+    """Whether a function can tell a number from a tensor that it is given."""
+    return not Uses(kinds_of_numbers(body, arguments), None).found(body).isdisjoint(arguments)
+
+
+def _has_call(value: ast.expr) -> bool:
+    return any(isinstance(part, ast.expr) and calls_user(part) for part in ast.walk(value))

@@ -65,6 +65,21 @@ def declared(body: list[ast.stmt]) -> set[str]:
     return {name for node in inside(body) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names}
 
 
+def headers(statement: ast.stmt) -> list[ast.AST]:
+    """The parts of a statement that run before the statements in it."""
+    if isinstance(statement, (ast.If, ast.While)):
+        return [statement.test]
+    if isinstance(statement, ast.For):
+        return [statement.iter]
+    if isinstance(statement, ast.With):
+        return list(statement.items)
+    if isinstance(statement, ast.Match):
+        return [statement.subject]
+    if isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
+        return []
+    return [statement]
+
+
 def jumps_out(nodes: Iterable[ast.AST], in_loop: bool = False) -> set[type]:
     """The kinds of jumps among statements that leave them: Return, and Break and Continue of a loop around them."""
     found: set[type] = set()

@@ -40,6 +40,7 @@ from lanewise._control.rewriting.scopes import (
     SCOPES,
     changes_objects,
     declared,
+    headers,
     inside,
     jumps_out,
     loop_variables,
@@ -79,6 +80,7 @@ class _Rewriter(Expressions):
         closed: Names that functions inside see, and that lanes which go on may assign after others have returned.
         places: The loops and branches around a statement, innermost last: the loop's variable, None for a branch.
         numbers: Names whose Python numbers no tensor can stand for where other lanes have one.
+        returned: Names for which that goes where what the function returns may be asked for its kind.
         apart_here: By id: such assignments to variables that functions inside see: lanes go on that have one kind.
         passing: By the id of each `for` that is not around the statement: its variables, which nobody else reads. What
             they hold once it is over is that of some lanes.
@@ -97,7 +99,7 @@ class _Rewriter(Expressions):
         self.forks = any(isinstance(part, FORKS) for part in inside(body))
         joining = [part for part in inside(body) if isinstance(part, (*FORKS, ast.Try, ast.Match))]
         self.suspects = set(stores(joining)) - self.outer
-        self.mixing, self.keeping, self.numbers = kinds(body, node.args)
+        self.mixing, self.keeping, self.numbers, self.returned = kinds(body, node.args)
         self.apart_here: set[int] = set()
         self.mixing -= self.outer | captured
         for statement in [part for part in inside(body) if id(part) in self.keeping]:
@@ -126,14 +128,15 @@ class _Rewriter(Expressions):
                             jump.lineno,
                         )
         if isinstance(self.node, ast.Lambda):
-            self.node.body = self.visit(self.node.body)
+            self.node.body = self.given_back(self.node.body)
             return
         body = self.block(self.body)
         if not self.simple:
             body.extend(self.leave(ast.Constant(None)))
         if self.forks:
             captured = sorted(self.captured & self.suspects)
-            names = [captured, list(self.closed), sorted(self.suspects & self.numbers)]
+            names = [captured, list(self.closed)]
+            names += [sorted(self.suspects & shown) for shown in (self.numbers, self.returned)]
             body.insert(_after_docstring(body), assign(_FRAME, call(runtime("Frame"), *map(strings, names))))
         self.node.body = body
 
@@ -168,7 +171,7 @@ class _Rewriter(Expressions):
         for statement in body:
             new: list[ast.stmt] = []
             if self.outer and not isinstance(statement, (ast.Global, ast.Nonlocal)):
-                if self.outer & set(stores(_headers(statement))):
+                if self.outer & set(stores(headers(statement))):
                     new.append(ast.Expr(call(runtime("changes_outside"))))
             visited = self.visit(statement)
             new.extend(visited if isinstance(visited, list) else [visited])
@@ -299,12 +302,11 @@ class _Rewriter(Expressions):
         return next(place for place in reversed(self.places) if place is not None)
 
     def visit_Return(self, node: ast.Return) -> Any:
+        if self.simple:
+            return ast.Return(ast.Constant(None) if node.value is None else self.given_back(node.value))
         self.keeps = RETURNED
         value = ast.Constant(None) if node.value is None else self.kept(node.value)
         self.keeps = NUMBERS
-        if self.simple:
-            mixes = isinstance(node.value, (ast.IfExp, ast.BoolOp)) or _may_be_mixed(value)
-            return ast.Return(call(runtime("result"), value) if mixes else value)
         if not self.places:
             return self.leave(value)
         variables = [local_variables()] if self.closed else []
@@ -313,6 +315,14 @@ class _Rewriter(Expressions):
             when(call(attribute(_FRAME, "returns"), load_name("_lw_r"), *variables), _return_noted()),
             *self.jump(),
         ]
+
+    def given_back(self, node: ast.expr) -> ast.expr:
+        """What a function returns whose lanes return together."""
+        self.keeps = RETURNED
+        value = self.kept(node)
+        self.keeps = NUMBERS
+        mixes = isinstance(node, (ast.IfExp, ast.BoolOp)) or _may_be_mixed(value)
+        return ast.copy_location(call(runtime("result"), value), node) if mixes else value
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
         if node.exc is not None:
@@ -353,7 +363,7 @@ class _Rewriter(Expressions):
         if isinstance(subject, ast.Name) and self.unsure(subject.id):
             node.subject = call(runtime("one_kind"), subject, ast.Constant(subject.id))
         else:
-            node.subject = self.visit(subject)
+            node.subject = call(runtime("one_kind"), self.visit(subject), ast.Constant(""))
         before = set(self.known)
         unsure = set(stores([node]))
         for case in node.cases:
@@ -368,7 +378,7 @@ class _Rewriter(Expressions):
     def visit_Assign(self, node: ast.Assign) -> Any:
         if id(node) in self.keeping:
             names = set(stores([node]))
-            self.keeps = NUMBERS if names & self.numbers else KINDS
+            self.keeps = NUMBERS if names & self.numbers else RETURNED if names & self.returned else KINDS
             node.value = self.kept_parts(node.value)
             if self.keeps == KINDS and _calls(node.value, "keeping"):
                 node.value = ast.copy_location(call(runtime("whole"), node.value), node.value)
@@ -495,21 +505,6 @@ def _return_noted() -> ast.stmt:
 def _after_docstring(body: list[ast.stmt]) -> int:
     first = body[0] if body else None
     return int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str)
-
-
-def _headers(statement: ast.stmt) -> list[ast.AST]:
-    """The parts of a statement that run before the statements in it."""
-    if isinstance(statement, (ast.If, ast.While)):
-        return [statement.test]
-    if isinstance(statement, ast.For):
-        return [statement.iter]
-    if isinstance(statement, ast.With):
-        return list(statement.items)
-    if isinstance(statement, ast.Match):
-        return [statement.subject]
-    if isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-        return []
-    return [statement]
 
 
 def _is_temporary(node: ast.expr) -> bool:

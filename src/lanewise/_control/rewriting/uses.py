@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lanewise._control.rewriting.number_kinds import ANY, is_power_of_two, is_short, number_kinds
-from lanewise._core.again.effects import MUTATING
 
 _KEEPING = frozenset({"abs", "max", "min"})
 _CONVERTING = frozenset({"bool", "float", "int"})
@@ -40,13 +39,15 @@ class Uses(ast.NodeVisitor):
     Attributes:
         kinds: The types of numbers that each name may hold.
         short: Names that hold no numbers but such of few digits; None where tensors have as many digits as Python.
+        returned: Whether what the function returns may be asked for its kind.
         telling: What has been found.
         becomes: Names that show where others do.
     """
 
-    def __init__(self, kinds: dict[str, set[str]], short: set[str] | None) -> None:
+    def __init__(self, kinds: dict[str, set[str]], short: set[str] | None, returned: bool = False) -> None:
         self.kinds = kinds
         self.short = short
+        self.returned = returned
         self.telling: set[str] = set()
         self.becomes: dict[str, set[str]] = {}
 
@@ -75,7 +76,12 @@ class Uses(ast.NodeVisitor):
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None:
-            self.use(node.value, _FREE)
+            self.use(node.value, _TELLS if self.returned else _FREE)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        around, self.returned = self.returned, True
+        self.generic_visit(node)
+        self.returned = around
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -100,7 +106,7 @@ class Uses(ast.NodeVisitor):
                 self.assigned(part, own)
         else:
             self.visit(target)
-            self.use(value, _FREE)
+            self.use(value, _TELLS)
 
     def visit_If(self, node: ast.If | ast.While) -> None:
         self.use(node.test, _ASKED)
@@ -134,11 +140,11 @@ class Uses(ast.NodeVisitor):
         elif isinstance(node, ast.Call):
             self.called(node, use)
         elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
-            self.use(node.elt, _FREE)
+            self.use(node.elt, _TELLS)
             for generator in node.generators:
                 self.visit(generator)
         elif isinstance(node, ast.Lambda):
-            self.use(node.body, _FREE)
+            self.use(node.body, _TELLS)
         else:
             for part in ast.iter_child_nodes(node):
                 self.visit(part)
@@ -186,8 +192,8 @@ class Uses(ast.NodeVisitor):
             within = use._replace(digits=True)
         elif not node.keywords and name in _CONVERTING:
             within = _ASKED
-        elif name == "print" or (isinstance(func, ast.Attribute) and func.attr in MUTATING):
-            within = _FREE  # what is kept in a container is one tensor
+        elif name == "print":
+            within = _FREE
         if not isinstance(func, ast.Name):
             self.visit(func)
         for arg in (*node.args, *[keyword.value for keyword in node.keywords]):

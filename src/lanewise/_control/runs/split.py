@@ -12,6 +12,8 @@ from lanewise._control.runs.boundary import boundary
 from lanewise._control.runs.one_by_one import Alone
 from lanewise._control.runs.results import apart, with_numbers
 from lanewise._control.runs.watches import Budget, Telling
+from lanewise._control.runtime.merging import Mixed
+from lanewise._control.runtime.numbers import LaneNumber
 from lanewise._core.again.journal import Journal, memory
 from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.batch import BatchLevel, BatchTensor
@@ -155,7 +157,7 @@ def _run(
                 lane.value, lane.origin = own_value(level, lane.value), None
     if not jagged:
         args, kwargs = unflatten(lanes, spec)
-        return func(*args, **kwargs)
+        return _settled(level, func(*args, **kwargs))
     _part_by_shape(level, list(jagged.values()))
     places = level.lanes.positions(level.root).tolist()
     rows = {position: level.below(components.stacked, places) for position, components in jagged.items()}
@@ -167,12 +169,30 @@ def _run(
         spec,
     )
     before, versions = level.lanes, {position: value._version for position, value in rows.items()}
-    out = func(*args, **kwargs)
+    out = _settled(level, func(*args, **kwargs))
     for position, value in rows.items():
         if value._version != versions[position] and not jagged[position].sparse:
             done = level.lanes
             writes.append((jagged[position], done.positions(level.root), value, done.positions(before)))
     return out
+
+
+def _settled(level: LaneLevel, out: Any) -> Any:
+    """A result in which tensors stand for numbers, where some lanes have these and others tensors."""
+    kind = type(out)
+    if kind is Mixed:
+        return out.settled(level)
+    if kind is tuple or kind is list:
+        return kind([_settled(level, entry) for entry in out])
+    if kind is dict:
+        return {key: _settled(level, entry) for key, entry in out.items()}
+    if isinstance(out, (Tensor, *_PLAIN)):
+        return out
+    leaves, spec = flatten(out)
+    return unflatten(leaves, spec)
+
+
+_PLAIN = (int, float, complex, str, bytes, type(None), LaneNumber)
 
 
 def _write_components(components: Components, places: Tensor, value: Tensor, rows: Tensor) -> None:

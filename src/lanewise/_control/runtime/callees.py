@@ -24,6 +24,7 @@ from lanewise._control.runtime import seeds
 from lanewise._control.runtime.changes import Parts, built, changed_inside, changes, changes_first, narrowed, watched
 from lanewise._control.runtime.iterators import iterator_shared, reach_iterators
 from lanewise._control.runtime.merging import join
+from lanewise._control.runtime.number_classes import Several
 from lanewise._control.runtime.numbers import LaneNumber, kind_of, one_number
 from lanewise._control.runtime.tensor_calls import TAKE_LISTS, call_with_numbers
 from lanewise._core.again.effects import CACHED, MUTATING, TO_ARRAYS
@@ -266,8 +267,9 @@ def _asks_by_identity(code: types.CodeType) -> bool:
 
 
 def _one_truth(value: Any) -> Any:
-    """A truth value with lanes resolved: code that runs as it was written may compare it by `is True`."""
-    return value.resolve() if type(value) is LaneNumber and value.kind is bool else value
+    """What code that runs as it was written may ask by `is True`, or by `type(value)`: one for the lanes that go on."""
+    asked = value.kind is bool if type(value) is LaneNumber else issubclass(type(value), Several)
+    return value.resolve() if asked else value
 
 
 def _with_truths(func: Callable, /, *args: Any, **kwargs: Any) -> Any:

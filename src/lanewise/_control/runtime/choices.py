@@ -9,12 +9,13 @@ import enum
 import operator
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._control.rewriting.expressions import KINDS, NUMBERS, RETURNED
+from lanewise._control.rewriting.expressions import CARRIED, KINDS, NUMBERS, RETURNED, WHOLE
 from lanewise._control.runtime import replacements
 from lanewise._control.runtime.changes import changes
 from lanewise._control.runtime.iterators import refuse_iterators
@@ -35,9 +36,9 @@ _CONTAINERS = (tuple, list, dict)
 
 
 def load(value: Any, name: str) -> Any:
-    """A variable that may hold different things in different lanes: one of them, for lanes that go on with it."""
+    """A variable that may hold different things in different lanes: one of them, or numbers and tensors."""
     if type(value) is Mixed:
-        value = value.resolve(machine.level)
+        value = value.carried(machine.level)
     if value is UNBOUND:
         raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
     return value
@@ -45,20 +46,22 @@ def load(value: Any, name: str) -> Any:
 
 def whole(value: Any) -> Any:
     """What a function has returned, of which a tensor stands for numbers, too."""
-    if type(value) is Mixed and (out := value.whole(machine.level)) is not None:
-        return out
+    level = machine.level
+    if type(value) is Mixed and level is not None and level.covers(value.level):
+        out = value.whole(level)
+        return value if out is None else out
     return value
 
 
 def one_kind(value: Any, name: str) -> Any:
     """A variable whose kind is asked for: what it holds in lanes that go on with it."""
-    return load(value.narrowed(machine.level) if type(value) is Mixed else value, name)
+    return load(value.resolve() if type(value) is Mixed else value, name)
 
 
 def kept(value: Any, name: str) -> Any:
     """A variable that may hold different things in different lanes: a Mixed where it does in those that run."""
-    if type(value) is Mixed:
-        level = machine.level
+    level = machine.level
+    if type(value) is Mixed and level is not None and level.covers(value.level):
         shares = value.shares(level.lanes)
         if len(shares) == 1:
             value = value.value(level, shares[0][0])
@@ -80,7 +83,7 @@ def truth(value: Any) -> Any:
     if type(value) is LaneNumber:
         value = value.value
     elif type(value) is Mixed:
-        return _truth_of_each(level, value)
+        return _truth_of_each(level, value) if level.covers(value.level) else truth(value.resolve())
     elif not isinstance(value, Tensor):
         return bool(value)
     return decide(level, value)
@@ -89,7 +92,7 @@ def truth(value: Any) -> Any:
 def _truth_of_each(level: Any, value: Mixed) -> Any:
     mask = _truths(level, value)
     if mask is None:
-        return truth(value.resolve(level))  # whatever its `__bool__` does, it does for lanes with one object
+        return truth(value.narrowed(level))  # whatever its `__bool__` does, it does for lanes with one object
     count = int(mask.sum())
     return bool(count) if count in (0, mask.shape[0]) else Parting(mask, count).sides()
 
@@ -104,7 +107,7 @@ def _truths(level: Any, value: Mixed) -> Tensor | None:
     with on_plane(None):
         mask = torch.zeros(base.size, dtype=torch.bool)
     for number, here in shares:
-        level.lanes = child(base, here)
+        level.lanes = value.part(base, (number, here))
         verdict = truth(value.value(level, number))
         if verdict is not False:
             with on_plane(None):
@@ -122,6 +125,8 @@ def _number(level: Any, mask: Tensor) -> Any:
 def answered(value: Mixed, ask: Callable[[Any], bool]) -> Any:
     """What each lane says to a question about its value, which no tensor has to be looked into for: a bool."""
     level = machine.level
+    if not level.covers(value.level):
+        return ask(value.resolve())
     with on_plane(None):
         mask = torch.zeros(level.lanes.size, dtype=torch.bool)
         for number, here in value.shares(level.lanes):
@@ -214,9 +219,11 @@ def negation(value: Any) -> Any:
     if level is not None:
         if isinstance(value, (LaneNumber, Tensor)):
             return (value if isinstance(value, LaneNumber) else number_of(value)) == 0
+        if type(value) is Mixed and type(value := value.within(level)) is not Mixed:
+            return negation(value)
         if type(value) is Mixed:
             mask = _truths(level, value)
-            return not value.resolve(level) if mask is None else _number(level, ~mask)
+            return not value.narrowed(level) if mask is None else _number(level, ~mask)
     return not value
 
 
@@ -228,7 +235,7 @@ def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: int) -> An
     level: Any = machine.level
     refuse_iterators(level, 2)
     if keep == RETURNED:
-        keep = NUMBERS if called_by_keeping(3) else KINDS
+        keep = NUMBERS if shown_to(3) is not TRANSFORM else KINDS
     base = level.lanes
     pieces, values = [], []
     for positions, side in zip(verdict, sides):
@@ -239,11 +246,13 @@ def _by_sides(verdict: tuple, sides: tuple[Callable, Callable], keep: int) -> An
 
 
 def _one(value: Any, keep: int) -> Any:
-    return value.resolve(machine.level) if type(value) is Mixed and not keep else value
+    if type(value) is not Mixed or keep not in (CARRIED, WHOLE):
+        return value
+    return value.carried(machine.level) if keep == CARRIED else value.settled(machine.level)
 
 
-def choose(condition: Any, yes: Callable, no: Callable, keep: int = 0) -> Any:
-    """`yes() if condition else no()`. `keep`: what comes out may be a Mixed."""
+def choose(condition: Any, yes: Callable, no: Callable, keep: int = CARRIED) -> Any:
+    """`yes() if condition else no()`"""
     verdict = truth(condition)
     if verdict is True:
         return yes()
@@ -252,7 +261,7 @@ def choose(condition: Any, yes: Callable, no: Callable, keep: int = 0) -> Any:
     return _by_sides(verdict, (yes, no), keep)
 
 
-def both(first: Any, rest: Callable, keep: int = 0) -> Any:
+def both(first: Any, rest: Callable, keep: int = CARRIED) -> Any:
     """`first and rest()`"""
     verdict = truth(first)
     if verdict is True:
@@ -262,7 +271,7 @@ def both(first: Any, rest: Callable, keep: int = 0) -> Any:
     return _by_sides(verdict, (rest, lambda: first), keep)
 
 
-def either(first: Any, rest: Callable, keep: int = 0) -> Any:
+def either(first: Any, rest: Callable, keep: int = CARRIED) -> Any:
     """`first or rest()`"""
     verdict = truth(first)
     if verdict is True:
@@ -276,10 +285,7 @@ def either(first: Any, rest: Callable, keep: int = 0) -> Any:
 
 
 def each(run: Callable, keep: int, *operands: Any) -> Any:
-    """`run(*operands)`, for each of the values that the operands have in different lanes.
-
-    What comes out may be a Mixed (`keep`), or only lanes with one value go on.
-    """
+    """`run(*operands)`, for each of the values that the operands have in different lanes."""
     for operand in operands:
         if type(operand) is Mixed:
             return for_each_value(run, keep, operands, 2)
@@ -287,24 +293,28 @@ def each(run: Callable, keep: int, *operands: Any) -> Any:
 
 
 def for_each_value(run: Callable, keep: int, operands: tuple, depth: int) -> Any:
-    """`each`, called by a function so far up."""
+    """`each`, called by a function so far up; zero for what takes nothing from iterators."""
     level: Any = machine.level
     place = next((place for place, operand in enumerate(operands) if type(operand) is Mixed), None)
     if place is None:
         return run(*operands)
-    operand, base = operands[place], level.lanes
+    operand, base = operands[place].within(level), level.lanes
+    if type(operand) is not Mixed:
+        return for_each_value(run, keep, (*operands[:place], operand, *operands[place + 1 :]), depth and depth + 1)
     shares = operand.shares(base)
     if len(shares) > _MOST:
-        only = operand.resolve(level)
-        return for_each_value(run, keep, (*operands[:place], only, *operands[place + 1 :]), depth + 1)
+        only = operand.narrowed(level)
+        return for_each_value(run, keep, (*operands[:place], only, *operands[place + 1 :]), depth and depth + 1)
     if len(shares) > 1:
-        refuse_iterators(level, depth)
+        if depth:
+            refuse_iterators(level, depth)
         machine.parted(len(shares) - 1)
     pieces, values = [], []
-    for number, here in shares:
-        level.lanes = base if len(shares) == 1 else child(base, here)
-        own = operand.value(level, number)
-        values.append(for_each_value(run, NUMBERS, (*operands[:place], own, *operands[place + 1 :]), depth + 1))
+    for share in shares:
+        level.lanes = operand.part(base, share)
+        own = operand.value(level, share[0])
+        rest = (*operands[:place], own, *operands[place + 1 :])
+        values.append(for_each_value(run, NUMBERS, rest, depth and depth + 1))
         pieces.append(level.lanes)
     return join_values(level, base, pieces, values, keep)
 
@@ -336,18 +346,44 @@ def keeping(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def called_by_keeping(depth: int) -> bool:
-    """Whether a function so far up was called for a result that may be a Mixed."""
-    frame = sys._getframe(depth)
+# Who takes what a function returns: a transform, to which a tensor stands for numbers; any other code; code that takes
+# what may be of several kinds, None among them.
+TRANSFORM, CODE, KEEPING = "transform", "code", "keeping"
+# (What stands in for functions in converted code is in `_control.runtime`.)
+_TRANSFORMS = (
+    "lanewise._transforms.",
+    "lanewise._control.runs.",
+    "lanewise._control.runtime.hooks",
+    "lanewise._control.functional.",
+    "lanewise._core.",
+    "torch.autograd.",
+)
+
+
+def shown_to(depth: int) -> str:
+    """Who takes the result of a function so far up."""
+    return taker_of(sys._getframe(depth))
+
+
+def taker_of(frame: FrameType) -> str:
+    """Who takes the result of a function whose frame that is."""
     caller = frame.f_back
-    if caller is None or caller.f_code is not keeping.__code__:
-        return False
-    func = caller.f_locals["func"]  # or what that calls: `functools.reduce` leaves no frame
-    return getattr(getattr(func, "__func__", func), "__code__", None) is frame.f_code
+    if caller is None:
+        return CODE
+    if caller.f_code is keeping.__code__:
+        func = caller.f_locals["func"]  # or what that calls: `functools.reduce` leaves no frame
+        own = getattr(getattr(func, "__func__", func), "__code__", None) is frame.f_code
+        return KEEPING if own else CODE
+    return TRANSFORM if str(caller.f_globals.get("__name__")).startswith(_TRANSFORMS) else CODE
+
+
+def handed_over(level: Any, value: Mixed, taker: str) -> Any:
+    """What of a Mixed a function returns."""
+    if taker is KEEPING:
+        return value
+    return value.carried(level) if taker is CODE else value.settled(level)
 
 
 def result(value: Any) -> Any:
     """What a function returns."""
-    if type(value) is Mixed and not called_by_keeping(2):
-        return value.resolve(machine.level)
-    return value
+    return handed_over(machine.level, value, shown_to(2)) if type(value) is Mixed else value

@@ -55,7 +55,7 @@ def _taken(entries: Iterator) -> Iterator:
     """The entries of the lanes that go on."""
     for entry in entries:
         if type(entry) is Mixed:
-            entry = entry.resolve(machine.level)
+            entry = entry.carried(machine.level)
         if entry is not ABSENT:
             yield entry
 

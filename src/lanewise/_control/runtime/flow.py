@@ -11,14 +11,15 @@ from lanewise._control.rewriting.expressions import KINDS, NUMBERS
 from lanewise._control.runtime.callees import fn
 from lanewise._control.runtime.changes import changes, changes_outside, context, made
 from lanewise._control.runtime.choices import (
+    TRANSFORM,
     augmented,
     both,
-    called_by_keeping,
     choose,
     contains,
     each,
     either,
     equal,
+    handed_over,
     is_,
     is_not,
     keeping,
@@ -28,6 +29,8 @@ from lanewise._control.runtime.choices import (
     negation,
     one_kind,
     result,
+    shown_to,
+    taker_of,
     truth,
     unequal,
     whole,
@@ -110,22 +113,37 @@ class Frame:
     Attributes:
         level: Whose lanes, None where the function runs outside any transform.
         base: The lanes at the call.
-        captured: Variables that functions inside the function see, which cannot be Mixed.
+        captured: Variables that functions inside the function see, which hold numbers and tensors alone in a Mixed.
         closed: Variables that such functions see after it has returned.
         numbers: Variables of which no tensor stands for numbers where other lanes have one.
+        returned: Variables of which none does where what the function returns may be asked which it is.
         dead: Whether no lane is left to run the next statements.
         pieces, values: The lanes that have returned, and what.
         states: What the closed variables held when they did.
     """
 
-    __slots__ = ("level", "base", "captured", "closed", "numbers", "dead", "pieces", "values", "states")
+    __slots__ = (
+        "level",
+        "base",
+        "captured",
+        "closed",
+        "numbers",
+        "returned",
+        "dead",
+        "pieces",
+        "values",
+        "states",
+    )
 
-    def __init__(self, captured: tuple[str, ...], closed: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+    def __init__(
+        self, captured: tuple[str, ...], closed: tuple[str, ...], numbers: tuple[str, ...], returned: tuple[str, ...]
+    ) -> None:
         self.level = level = machine.level
         self.base = None if level is None else level.lanes
         self.captured = captured
         self.closed = closed
         self.numbers = numbers
+        self.returned = returned
         self.dead = False
         self.pieces: list[Lanes] = []
         self.values: list[Any] = []
@@ -147,17 +165,19 @@ class Frame:
     def finish(self, value: Any) -> Any:
         """The `return` of the lanes that are left."""
         if not self.pieces:
-            return value.resolve(self.level) if type(value) is Mixed and not called_by_keeping(2) else value
+            return handed_over(self.level, value, shown_to(2)) if type(value) is Mixed else value
         self.pieces.append(self.level.lanes)
         self.values.append(value)
-        return self._joined(called_by_keeping(2))
+        return self._joined(shown_to(2))
 
     def result(self) -> Any:
         """What all lanes have returned."""
-        return self._joined(called_by_keeping(2))
+        return self._joined(shown_to(2))
 
-    def _joined(self, keep: bool) -> Any:
-        return join_values(self.level, self.base, self.pieces, self.values, NUMBERS * keep)  # type: ignore[arg-type]
+    def _joined(self, taker: str) -> Any:
+        keep = KINDS if taker is TRANSFORM else NUMBERS
+        out = join_values(self.level, self.base, self.pieces, self.values, keep)  # type: ignore[arg-type]
+        return handed_over(self.level, out, taker) if type(out) is Mixed else out
 
     def lends(self, *value: Any) -> bool:
         """Whether a function that sees the variables may be part of what has been returned, at different times."""
@@ -194,6 +214,8 @@ class Frame:
         merged: dict[tuple, Any] = {}
         out = []
         for name, *values in zip(names, *states):
+            if self.returned and name in self.returned:
+                self._settle_returned()
             keep = NUMBERS if name in self.numbers else KINDS
             key = keep, *map(id, values)
             if key not in merged:
@@ -206,8 +228,17 @@ class Frame:
         for place, name in enumerate(names):
             if type(out[place]) is Mixed and name in self.captured:
                 held = out[place]
-                out[place] = held.narrowed(level) if name in self.numbers else held.resolve(level)
+                out[place] = held.carried(level)
         return out
+
+    def _settle_returned(self) -> None:
+        """Find out who takes what the function returns."""
+        frame: Any = sys._getframe(1)
+        while frame.f_globals is globals():
+            frame = frame.f_back
+        if taker_of(frame) is not TRANSFORM:
+            self.numbers += self.returned
+        self.returned = ()
 
 
 # --- branches --------------------------------------------------------------------------------------------------------

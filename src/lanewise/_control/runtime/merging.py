@@ -1,21 +1,25 @@
 """Values of any kind where lanes come together: kept where all share them, merged where one value can hold all."""
 
 import enum
+import functools
 import math
 import operator
+import sys
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._control.rewriting.expressions import NUMBERS
+from lanewise._control.rewriting.expressions import CARRIED, KINDS, NUMBERS, WHOLE
+from lanewise._control.runtime.number_classes import Several
 from lanewise._control.runtime.numbers import DTYPES, LaneNumber, kind_of, largest
 from lanewise._core.level import on_plane
 from lanewise._core.parting.aliases import aliases_of
-from lanewise._core.parting.joins import merge_tensors, narrow, on_home
+from lanewise._core.parting.joins import innermost, merge_tensors, narrow, on_home
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Lanes, Target, Unmergeable, child, common_ancestor, merge_target, true_places
-from lanewise._core.plane import tracked
+from lanewise._core.plane import escaped, tracked
 from lanewise._torch_compat import is_grad_enabled, set_grad_enabled
 
 
@@ -31,23 +35,37 @@ UNBOUND: Any = _Unbound()
 BY_VALUE = (str, bytes, type(None), bool, int, float, complex, torch.dtype, torch.device, range, slice, enum.Enum)
 
 
-class Mixed:
-    """A variable that holds what no one value can hold, or a tensor in some lanes and a Python number in others.
+class Mixed(Several):
+    """What no one value can hold: a tensor in some lanes and a Python number in others, say, or a tensor and None.
 
-    An expression that it is part of is computed for each of the values (choices.py). Where that is not possible, a
-    tensor stands for numbers, too; where none can, lanes with one of the values go on.
+    An expression that it is part of is computed for each of the values (choices.py). One of numbers and tensors goes
+    wherever a value does, to attributes and into containers: it does there what each lane's own would (several.py).
+    Of any other, lanes with one of the values go on where it is not a variable's.
 
     Attributes:
+        level: Whose lanes.
         pieces, values: Sets of lanes, and what each has.
     """
 
-    __slots__ = ("pieces", "values", "_known", "_tensor")
+    __slots__ = ("level", "pieces", "values", "_known", "_tensor", "_numeric")
 
-    def __init__(self, pieces: list[Lanes], values: list[Any]) -> None:
+    def __init__(self, level: LaneLevel, pieces: list[Lanes], values: list[Any]) -> None:
+        self.level = level
         self.pieces = pieces
         self.values = values
         self._known: tuple[Lanes, list[tuple[int, Tensor]]] | None = None
-        self._tensor: tuple[Lanes, Tensor] | None = None
+        self._tensor: tuple[Lanes, int, Tensor | None] | None = None
+        self._numeric: bool | None = None
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is of numbers and tensors without dims."""
+        if self._numeric is None:
+            tensors = [value for value in self.values if isinstance(value, Tensor)]
+            numbers = [value for value in self.values if number_kind(value) is not None]
+            whole = len(tensors) + len(numbers) == len(self.values)
+            self._numeric = whole and bool(tensors and numbers) and not any(tensor.dim() for tensor in tensors)
+        return self._numeric
 
     def shares(self, lanes: Lanes) -> list[tuple[int, Tensor]]:
         """Which of the values some lanes have: their numbers, and the positions among the lanes of those that do."""
@@ -55,7 +73,7 @@ class Mixed:
             found = []
             left = lanes.size
             for number, piece in enumerate(self.pieces):
-                here = _shared(lanes, piece)[0]
+                here = piece.positions(lanes) if piece.within(lanes) else _shared(lanes, piece)[0]
                 if here.shape[0]:
                     found.append((number, here))
                     left -= here.shape[0]
@@ -63,6 +81,13 @@ class Mixed:
                         break
             self._known = lanes, found
         return self._known[1]
+
+    def part(self, lanes: Lanes, share: tuple[int, Tensor]) -> Lanes:
+        """Those of some lanes that have one of the values."""
+        piece, size = self.pieces[share[0]], share[1].shape[0]
+        if size == lanes.size:
+            return lanes
+        return piece if piece.size == size and piece.within(lanes) else child(lanes, share[1])
 
     def value(self, level: LaneLevel, number: int) -> Any:
         """One of the values, for the lanes that run, all of which have it."""
@@ -73,38 +98,50 @@ class Mixed:
             order = torch.arange(lanes.size)
         return merge(level, Target(lanes, order), [child(piece, _shared(lanes, piece)[1])], [value])
 
-    def resolve(self, level: LaneLevel) -> Any:
+    def carried(self, level: LaneLevel) -> Any:
+        """What goes on where it is not looked for: itself, or the value of the largest group of lanes, alone."""
+        if level is None or not level.covers(self.level):
+            return self
+        shares = self.shares(level.lanes)
+        if len(shares) == 1:
+            return self.value(level, shares[0][0])
+        return self if self.numeric else self.narrowed(level)
+
+    def settled(self, level: LaneLevel) -> Any:
         """A tensor that stands for numbers, too, or the value of the largest group of lanes, which go on alone."""
+        if not level.covers(self.level):
+            return self.resolve()
         out = self.whole(level)
         return self.narrowed(level) if out is None else out
 
+    def within(self, level: LaneLevel) -> Any:
+        """The value as one of the level's lanes: that of lanes that go on, if it is of others around."""
+        return self if level is not None and level.covers(self.level) else self.resolve()
+
     def whole(self, level: LaneLevel) -> Tensor | None:
         """A tensor for the lanes that run, which stands for numbers, too; None where none can."""
-        if self._tensor is None or self._tensor[0] is not level.lanes:
-            shares = self.shares(level.lanes)
+        lanes, kept = level.lanes, self._tensor
+        if kept is None or kept[1] != level.writes or not lanes.within(kept[0]):
+            shares = self.shares(lanes)
             held = [self.values[number] for number, _ in shares]
             tensors = [isinstance(value, Tensor) for value in held]
-            if not any(tensors) or not all(
-                map(operator.or_, tensors, [number_kind(value) is not None for value in held])
-            ):
-                return None
-            try:
-                # What is written to it in place is read there.
-                self._tensor = level.lanes, self._as_tensor(level, shares)
-            except Unmergeable:
-                return None
-        return self._tensor[1]
+            out = None
+            if any(tensors) and all(map(operator.or_, tensors, [number_kind(value) is not None for value in held])):
+                with suppress(Unmergeable):
+                    out = self._as_tensor(level, shares)
+            kept = self._tensor = lanes, level.writes, out
+        return kept[2]
 
     def _as_tensor(self, level: LaneLevel, shares: list[tuple[int, Tensor]]) -> Tensor:
         lanes = level.lanes
-        pieces = [child(lanes, here) for _, here in shares]
+        pieces = [self.part(lanes, share) for share in shares]
         values = []
         try:
             for level.lanes, (number, _) in zip(pieces, shares):
                 values.append(self.value(level, number))
         finally:
             level.lanes = lanes
-        return merge(level, Target(lanes, merge_target(lanes, pieces).order), pieces, values)
+        return merge(level, merge_target(lanes, pieces), pieces, values, WHOLE)
 
     def narrowed(self, level: LaneLevel) -> Any:
         """The value of the largest group of the lanes that run, which go on alone."""
@@ -112,6 +149,17 @@ class Mixed:
         if here.shape[0] < level.lanes.size:
             narrow(level, here)
         return self.value(level, number)
+
+    def resolve(self) -> Any:
+        """The value of the lanes that go on, wherever that is asked."""
+        level = self.level
+        if not level.alive:
+            raise escaped(level, "an operation")
+        return self.narrowed(innermost(level))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.shown_class(sys._getframe(1))  # type: ignore[attr-defined]
 
 
 # Values that may hold tensors with lanes.
@@ -123,6 +171,7 @@ def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any])
     flat: list[Lanes] = []
     held: list[Any] = []
     for piece, value in zip(pieces, values, strict=True):
+        value = value.within(level) if type(value) is Mixed else value
         if type(value) is not Mixed:
             flat.append(piece)
             held.append(value)
@@ -133,7 +182,7 @@ def mixed(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any])
     groups: dict[Any, list[int]] = {}
     for number, value in enumerate(held):
         groups.setdefault(_kind(value), []).append(number)
-    out = Mixed([], [])
+    out = Mixed(level, [], [])
     for numbers in groups.values():
         for lanes, value in _merged_group(level, base, [flat[n] for n in numbers], [held[n] for n in numbers]):
             out.pieces.append(lanes)
@@ -188,10 +237,10 @@ def _shared(a: Lanes, b: Lanes) -> tuple[Tensor, Tensor]:
         return here, places[here]
 
 
-def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], keep: int = 0) -> Any:
+def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], keep: int = CARRIED) -> Any:
     """One value for the lanes of `pieces` of `base`, which go on together.
 
-    Where it takes several, that is a Mixed (`keep`: `KINDS` or `NUMBERS`), or not all lanes go on.
+    Where it takes several, that is a Mixed, if `keep` has one there, or not all lanes go on.
     """
     if len(pieces) == 1:
         level.lanes = pieces[0]
@@ -203,20 +252,23 @@ def join(level: LaneLevel, base: Lanes, pieces: list[Lanes], values: list[Any], 
             return merge(level, target, pieces, values, keep)
         except Unmergeable:
             out = mixed(level, base, pieces, values)
-    return out.resolve(level) if type(out) is Mixed and not keep else out
+    if type(out) is not Mixed or keep in (KINDS, NUMBERS):
+        return out
+    return out.settled(level) if keep == WHOLE else out.carried(level)
 
 
-def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], keep: int = 0) -> Any:
+def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[Any], keep: int = CARRIED) -> Any:
     """The value that each lane of the target has in its piece. The lanes of the target run.
 
     Raises:
-        Unmergeable: No one value holds all; or (`keep`: `NUMBERS`) a tensor would have to stand for a number.
+        Unmergeable: No one value holds all; or (`keep`: `CARRIED` or `NUMBERS`) a tensor would have to stand for a
+            number.
     """
     first = values[0]
     if isinstance(first, Tensor) or any(isinstance(value, Tensor) for value in values):
         if all(value is first for value in values) and on_home(level, first):
             return first
-        if keep == NUMBERS and not all(isinstance(value, Tensor) for value in values):
+        if keep in (CARRIED, NUMBERS) and not all(isinstance(value, Tensor) for value in values):
             raise Unmergeable("a tensor and what is none")
         return _merge_tensors(level, target, pieces, values)
     kind = number_kind(first)
@@ -236,7 +288,7 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
     if isinstance(first, (tuple, list)):
         if any(len(value) != len(first) for value in values):
             raise Unmergeable("lengths " + " and ".join(sorted({str(len(value)) for value in values})))
-        out = _rebuilt(first, [merge(level, target, pieces, list(column)) for column in zip(*values)])
+        out = _rebuilt(first, [_merge_entries(level, target, pieces, list(column)) for column in zip(*values)])
         if isinstance(first, list):
             aliases_of(level).join_containers(out, values)
         return out
@@ -245,12 +297,25 @@ def merge(level: LaneLevel, target: Target, pieces: list[Lanes], values: list[An
             raise Unmergeable("keys with lanes")
         if any(list(value) != list(first) for value in values):
             raise Unmergeable("keys")
-        out = {key: merge(level, target, pieces, [value[key] for value in values]) for key in first}
+        out = {key: _merge_entries(level, target, pieces, [value[key] for value in values]) for key in first}
         aliases_of(level).join_containers(out, values)
         return out
     if isinstance(first, BY_VALUE) and all(value == first for value in values):
         return first
     raise Unmergeable(f"values of type {type(first).__name__}")
+
+
+def _merge_entries(level: LaneLevel, target: Target, pieces: list[Lanes], entries: list[Any]) -> Any:
+    """What containers of one structure hold in one place: a Mixed where some have a number there, others a tensor."""
+    try:
+        return merge(level, target, pieces, entries)
+    except Unmergeable:
+        if not all(isinstance(e, Tensor) or number_kind(e) is not None or type(e) is Mixed for e in entries):
+            raise
+        out = mixed(level, functools.reduce(common_ancestor, pieces), pieces, entries)
+        if type(out) is Mixed and not out.numeric:
+            raise
+        return out
 
 
 def may_see(value: Any) -> bool:
@@ -312,7 +377,8 @@ def _merge_tensors(level: LaneLevel, target: Target, pieces: list[Lanes], values
 def _number_like(value: Any, tensor: Tensor) -> Tensor:
     """A number where other lanes have a tensor without dims, which a number of that kind would not have promoted."""
     kind = number_kind(value)
-    if kind is None or tensor.dim() or (kind is bool) != (tensor.dtype is torch.bool):
+    short = tensor.dtype.itemsize < 4 and not tensor.dtype.is_floating_point  # sums of its numbers soon wrap around
+    if kind is None or tensor.dim() or (kind is bool) != (tensor.dtype is torch.bool) or (kind is int and short):
         raise Unmergeable(f"types {type(value).__name__} and Tensor {list(tensor.shape)}")
     with on_plane(None):
         # Asked of a tensor of its own: under inference mode, the question would reach the plane of `tensor`.

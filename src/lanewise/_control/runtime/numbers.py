@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._control.runtime.number_classes import TAKE_PLAIN, shown_class
+from lanewise._control.runtime.number_classes import TAKE_PLAIN, Several, shown_class
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import component, rows_of
@@ -124,7 +124,7 @@ class LaneNumber:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return cls.call(func, *args, **(kwargs or {}))
+        return NotImplemented if any(issubclass(t, Several) for t in types) else cls.call(func, *args, **(kwargs or {}))
 
     # --- unary -------------------------------------------------------------------------------------------------------
 
@@ -509,7 +509,7 @@ def weak(number: LaneNumber, tensors: list[Tensor]) -> Tensor:
 def one_number(value: Any) -> Any:
     """The numbers in an argument resolved."""
     kind = type(value)
-    if kind is LaneNumber:
+    if kind is LaneNumber or issubclass(kind, Several):
         return value.resolve()
     if kind is list or kind is tuple:
         return kind([one_number(entry) for entry in value])

@@ -4,17 +4,9 @@ Each does what the original does where no argument has lanes.
 """
 
 import collections
-import datetime
-import decimal
 import functools
-import json
-import marshal
 import math
 import operator
-import pickle
-import statistics
-import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +15,10 @@ from torch import Tensor
 
 from lanewise._control.rewriting.expressions import NUMBERS
 from lanewise._control.runtime.callees import fn, replaced, replaced_methods
-from lanewise._control.runtime.changes import changes, kept_entry, watched
+from lanewise._control.runtime.changes import changes, kept_entry
 from lanewise._control.runtime.iterators import refuse_iterators
 from lanewise._control.runtime.merging import join
+from lanewise._control.runtime.number_classes import Several
 from lanewise._control.runtime.numbers import (
     DTYPES,
     LaneNumber,
@@ -68,6 +61,10 @@ def as_number(value: Any) -> Any:
     return number_of(value) if isinstance(value, Tensor) else value
 
 
+def _is_several(args: tuple) -> bool:
+    return len(args) == 1 and isinstance(args[0], Several)
+
+
 # --- conversions -----------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +83,7 @@ def _converted(value: Any, kind: type, dtype: torch.dtype) -> Any:
 def int_(*args: Any) -> Any:
     """`int(x)`"""
     if len(args) != 1 or not with_lanes(args[0]):
-        return int(*args)
+        return Several.each_kind(int_, *args) if _is_several(args) else int(*args)
     number = as_number(real_part(args[0], int))
     return number.__trunc__() if isinstance(number, LaneNumber) else int(number)
 
@@ -94,20 +91,24 @@ def int_(*args: Any) -> Any:
 @stands_for(float)
 def float_(*args: Any) -> Any:
     """`float(x)`"""
-    return _converted(args[0], float, torch.float64) if len(args) == 1 and with_lanes(args[0]) else float(*args)
+    if len(args) != 1 or not with_lanes(args[0]):
+        return Several.each_kind(float_, *args) if _is_several(args) else float(*args)
+    return _converted(args[0], float, torch.float64)
 
 
 @stands_for(complex)
 def complex_(*args: Any) -> Any:
     """`complex(x)`"""
-    return _converted(args[0], complex, torch.complex128) if len(args) == 1 and with_lanes(args[0]) else complex(*args)
+    if len(args) != 1 or not with_lanes(args[0]):
+        return Several.each_kind(complex_, *args) if _is_several(args) else complex(*args)
+    return _converted(args[0], complex, torch.complex128)
 
 
 @stands_for(bool)
 def bool_(*args: Any) -> Any:
     """`bool(x)`"""
     if len(args) != 1 or not with_lanes(args[0]):
-        return bool(*args)
+        return Several.each_kind(bool_, *args) if _is_several(args) else bool(*args)
     return as_number(args[0]) != 0
 
 
@@ -154,14 +155,17 @@ def dict_(*args: Any, **kwargs: Any) -> dict:
 @stands_for(isinstance)
 def isinstance_(thing: Any, kinds: Any) -> bool:
     """`isinstance(thing, kinds)`"""
-    return isinstance(thing.kind(0), kinds) if type(thing) is LaneNumber else isinstance(thing, kinds)
+    if type(thing) is LaneNumber:
+        return isinstance(thing.kind(0), kinds)
+    return thing.isinstance(kinds) if issubclass(type(thing), Several) else isinstance(thing, kinds)
 
 
 @stands_for(type)
 def type_(*args: Any, **kwargs: Any) -> Any:
     """`type(thing)`"""
-    if len(args) == 1 and type(args[0]) is LaneNumber:
-        return args[0].kind
+    if len(args) == 1:
+        thing = args[0].resolve() if _is_several(args) else args[0]
+        return thing.kind if type(thing) is LaneNumber else type(thing)
     return type(*args, **kwargs)
 
 
@@ -169,46 +173,6 @@ def type_(*args: Any, **kwargs: Any) -> Any:
 def next_(iterator: Any, *default: Any) -> Any:
     """`next(iterator)`, which changes the iterator for all lanes."""
     return next(changes(iterator), *default)
-
-
-# --- functions of libraries that take nothing but Python's own numbers ------------------------------------------------
-
-
-def _plain(thing: Any) -> Any:
-    """`one_number`, also of what is in a dict. (Elsewhere, one may hold numbers with lanes.)"""
-    kind = type(thing)
-    if kind is LaneNumber:
-        return thing.resolve()
-    if kind is list or kind is tuple:
-        return kind([_plain(entry) for entry in thing])
-    if kind is dict:
-        return {_plain(key): _plain(value) for key, value in thing.items()}
-    return thing
-
-
-def _with_plain(function: Callable) -> Callable:
-    @functools.wraps(function)
-    def stand_in(*args: Any, default: Callable | None = None, **kwargs: Any) -> Any:
-        if default is not None:
-            kwargs["default"] = lambda thing: _plain(default(thing))
-        return watched(function, None, *_plain(args), **_plain(kwargs))
-
-    return stand_in
-
-
-_TAKE_PLAIN: list[Any] = [json.dump, json.dumps, pickle.dump, pickle.dumps, marshal.dumps]
-_TAKE_PLAIN += [decimal.Decimal, datetime.timedelta, datetime.date.fromtimestamp, datetime.datetime.fromtimestamp]
-# These go by the type of a number, not by `isinstance`.
-_TAKE_PLAIN += [
-    statistics.variance,
-    statistics.pvariance,
-    statistics.stdev,
-    statistics.pstdev,
-    statistics.harmonic_mean,
-]
-_TAKE_PLAIN += [each for each in vars(time).values() if isinstance(each, types.BuiltinFunctionType)]
-for _function in _TAKE_PLAIN:
-    replaced[_function] = _with_plain(_function)
 
 
 # --- functions of functions ------------------------------------------------------------------------------------------
@@ -284,6 +248,8 @@ def _extreme(function: Callable, better: Callable, keep: int = 0) -> Callable:
     def pick(best: Any, entry: Any, key: Any, keep: int) -> Any:
         verdict = better(key(entry), key(best)) if key is not None else better(entry, best)
         level = machine.level
+        if isinstance(verdict, Several):
+            verdict = verdict.settled(level)
         parted: Any = bool(verdict) if not with_lanes(verdict) else None
         if parted is None:
             parted = decide(level, verdict.value if isinstance(verdict, LaneNumber) else verdict)
@@ -299,7 +265,7 @@ def _extreme(function: Callable, better: Callable, keep: int = 0) -> Callable:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         key = kwargs.get("key")
         entries = list(args[0]) if len(args) == 1 else list(args)
-        if not entries or not (key is not None or any(with_lanes(entry) for entry in entries)):
+        if not entries or not (key is not None or any(with_lanes(e) or isinstance(e, Several) for e in entries)):
             return function(entries, **kwargs) if len(args) == 1 else function(*args, **kwargs)
         key = None if key is None else fn(key)
         best = entries[0]
@@ -361,6 +327,8 @@ def item(thing: Any, index: Any) -> Any:
         return call_with_numbers(get_item, thing, index)
     if isinstance(index, Plane) and isinstance(thing, (list, tuple, range, str)):
         index = number_of(index)
+    if isinstance(index, Several):
+        return Several.each_kind(item, thing, index)
     if not isinstance(index, LaneNumber) or not isinstance(thing, (list, tuple, range, dict)):
         return thing[index]
     level = machine.level
@@ -392,6 +360,8 @@ def gradient(thing: Any) -> Any:
 
 def set_item(value: Any, thing: Any, index: Any) -> None:
     """`thing[index] = value`"""
+    if isinstance(thing, Several):
+        thing = thing.resolve()
     if isinstance(thing, Tensor):
         call_with_numbers(Tensor.__setitem__, thing, index, value)
         return
@@ -469,7 +439,10 @@ def call_arithmetic(function: Callable, /, *args: Any, **kwargs: Any) -> Any:
     if kwargs:
         return _with_names(function, args, kwargs)
     if not any(with_lanes(arg) for arg in args) or (function is math.trunc and isinstance(args[0], Tensor)):
-        return function(*args)
+        if not any(isinstance(arg, Several) for arg in args):
+            return function(*args)
+    if any(isinstance(arg, Several) for arg in args):
+        return Several.each_kind(functools.partial(call_arithmetic, function), *args)
     numbers = [as_number(arg) for arg in args]
     if len(numbers) == 1 and isinstance(numbers[0], LaneNumber):
         if function in _ROUNDINGS:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._control.runtime.number_classes import Several
 from lanewise._control.runtime.numbers import DTYPES, RANK, LaneNumber, kind_of, number_of, one_number, weak
 
 # Operations in which a number stands for a tensor without dims; in all others one Python number has to do.
@@ -58,11 +59,13 @@ _SCALARS_BY_NAME = frozenset({"alpha", "beta", "value", "dim", "dtype"})
 def call_with_numbers(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """A function of torch some of whose arguments may be numbers with lanes."""
     for arg in args:
-        if type(arg) in _HOLDERS and _has_numbers(arg):
+        if (type(arg) in _HOLDERS or isinstance(arg, Several)) and _has_numbers(arg):
             break
     else:
         if not kwargs or not any(_has_numbers(arg) for arg in kwargs.values()):
             return func(*args, **kwargs)
+    if any(map(_has_several, (args, *kwargs.values()))):
+        return Several.call(func, args, kwargs)
     name = func.__name__.strip("_")
     if _of_torch(func) in _MAKERS:
         return _made(func, args, kwargs)
@@ -212,11 +215,17 @@ def _index(index: Any) -> Any:
 
 def _has_numbers(value: Any) -> bool:
     kind = type(value)
-    if kind is LaneNumber:
+    if kind is LaneNumber or issubclass(kind, Several):
         return True
     if kind is list or kind is tuple:
         return any(_has_numbers(entry) for entry in value)
     return kind is slice and LaneNumber in (type(value.start), type(value.stop), type(value.step))
+
+
+def _has_several(value: Any) -> bool:
+    if type(value) is list or type(value) is tuple:
+        return any(map(_has_several, value))
+    return issubclass(type(value), Several)
 
 
 def _made(func: Callable, args: tuple, kwargs: dict) -> Any:

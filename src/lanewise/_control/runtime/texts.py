@@ -36,6 +36,7 @@ _CALLING = frozenset(
         "lanewise._control.runs.boundary",
         "lanewise._control.runtime.callees",
         "lanewise._control.runtime.changes",
+        "lanewise._control.runtime.choices",
         "lanewise._control.runtime.chosen",
         "lanewise._control.runtime.lists",
         "lanewise._control.runtime.replacements",

@@ -18,6 +18,7 @@ from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, tensors_of
 from lanewise._core.python.arrays import tensor_behind
+from lanewise._core.trees import flatten, stand_for_leaves, unflatten
 from lanewise._torch_compat import (
     FACTORY_KEY,
     FACTORY_KEY_NAME,
@@ -75,9 +76,13 @@ def join_lists_in(name: str) -> None:
     def made(data: Any, *args: Any, **kwargs: Any) -> Any:
         if current_level() is None:
             return plain(data, *args, **kwargs)
+        if type(data) in stand_for_leaves:
+            data = stand_for_leaves[type(data)](data)
         if not isinstance(data, (list, tuple)):
             return plain(data if name == "tensor" else tensor_behind(data), *args, **kwargs)
         leaves = list(leaves_of(data))
+        if any(type(leaf) in stand_for_leaves for leaf in leaves):
+            return made(unflatten(*flatten(data)), *args, **kwargs)
         if not any(isinstance(leaf, Plane) for leaf in leaves):
             return plain(data, *args, **kwargs)
         dtype = args[0] if args else kwargs.get("dtype")
