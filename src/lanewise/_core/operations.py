@@ -20,6 +20,12 @@ def asked_once(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 @asked_once
+def writes(op: Any) -> bool:
+    """Whether an operation writes to arguments, as its schema says."""
+    return op._schema.is_mutable
+
+
+@asked_once
 def makes_tensors(op: Any) -> bool:
     """Whether the results of an operation are new tensors."""
     if op._schema.is_mutable or op.is_view:

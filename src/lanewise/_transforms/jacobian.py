@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.around import undo_writes_around
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import sync
@@ -151,6 +152,7 @@ def jacrev(
                     except BaseException as error:
                         if arrived(level, error, Disagreement) is None:
                             raise
+                        undo_writes_around(level)
                     each = []
                     for i in range(length):
                         one = [row[i] for row in cotangents]
