@@ -219,6 +219,20 @@ def test_plain_tensors_from_outside(name):
             assert_same(got, torch.stack([x * c.sum() if x > 0 else -x for x in XS]))
 
 
+def test_a_large_plain_tensor_in_a_function_that_computes_much_without_lanes():
+    """Which would run on plain tensors from the second call on."""
+
+    def f(x):
+        scale = sum((w * 2).sum() for w in weights)
+        c.add_(1)
+        return x * scale if x > 0 else -x
+
+    weights, c = [torch.ones(3, dtype=D) for _ in range(10)], torch.zeros(3000)
+    for k in range(3):
+        vmap(f)(XS if k == 2 else XS.abs())
+        assert_same(c, torch.full((3000,), k + 1.0))
+
+
 @pytest.mark.parametrize("view", [False, True])
 def test_the_history_of_a_plain_tensor_has_the_write_once(view):
     def f(x):

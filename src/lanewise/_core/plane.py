@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import Level, current_level, note_writes, on_plane
-from lanewise._core.operations import asked_once, makes_tensors, writes
+from lanewise._core.operations import asked_once, makes_tensors, writes, writes_to_lists
 from lanewise._core.parting.lanes import OperationFailed, machine
 from lanewise._torch_compat import (
     INSIDE_KEY_SET,
@@ -88,7 +88,8 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
             if level.order < here.order:
                 here.check_write_outside(level)
             note_writes(here, func, args, kwargs)
-        _count_versions(func, args, kwargs)
+        if writes_to_lists(func):
+            _count_versions(func, args, kwargs)
     if not level.alive and (here is None or here.alive):
         lost = _kept_lanes(operands)
         if lost is None and makes_tensors(func):
@@ -119,7 +120,7 @@ def _count_versions(func: Any, args: tuple, kwargs: dict) -> None:
 
     torch leaves that to what is done to each, which is done to the values below.
     """
-    for position, name in () if func._schema.returns else written_arguments(func):
+    for position, name in written_arguments(func):
         written = argument(args, kwargs, position, name)
         if type(written) is list:
             torch.autograd.graph.increment_version([each for each in written if not each.is_inference()])

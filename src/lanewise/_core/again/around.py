@@ -24,7 +24,9 @@ from lanewise._torch_compat import forward_level, preserve_version
 def note_writes_around(level: Any, op: Any, args: tuple, kwargs: dict) -> None:
     """Before an operation writes: keep what tensors from around the function of `level` hold, where it is the first."""
     for position, name in written_arguments(op):
-        map_tensors(lambda tensor: _note(level, tensor), argument(args, kwargs, position, name))
+        written = argument(args, kwargs, position, name)
+        if not (level.owns(written) and (level.lifted(written) or not written.origin)):
+            map_tensors(lambda tensor: _note(level, tensor), written)
     for statistic in written_statistics(op, args, kwargs):
         _note(level, statistic, True)
 
@@ -111,7 +113,14 @@ class _Kept:
         self.above.below(self._keep)
 
     def _keep(self) -> None:
-        self.alias = self.tensor.level.alias(self.tensor) if isinstance(self.tensor, Plane) else self.tensor.data
+        tensor = self.tensor
+        if isinstance(tensor, Plane):
+            self.alias = tensor.level.alias(tensor)
+        else:
+            self.alias = tensor.data
+            if not tensor.requires_grad:
+                self.values = tensor.clone()  # sooner than below
+                return
         with torch.set_grad_enabled(self.recorded):
             self.values = self._written().clone()
 
