@@ -12,6 +12,7 @@ from lanewise._core.batch import HOT, BatchLevel, BatchTensor, has_lanes
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.one_lane import FAILURES
+from lanewise._core.overlaps import entries_apart
 from lanewise._core.parting.absent import computed_once, left, note, on_present_rows
 from lanewise._core.parting.cotangents import cotangent_lanes
 from lanewise._core.parting.failing import part_by_failure
@@ -351,6 +352,10 @@ class LaneLevel(BatchLevel):
 
         Running statistics are no part of a graph, and a write to them counts no new version.
         """
+        if each := entries_apart(func, args, kwargs):
+            for args, kwargs in each:
+                self.interpret(func, args, kwargs, tensors_of(args, kwargs))
+            return None
         written: list[Tensor] = [*statistics]
         for position, name in written_arguments(func):
             map_tensors(written.append, argument(args, kwargs, position, name))
