@@ -135,6 +135,8 @@ def count_runs(steps: list[Step]) -> int:
 
 def prepare_to_run_again(steps: list[Step], target: Tensor, held: Callable[[], Tensor]) -> None:
     """Note what the target and all records hold, should the function of a level above the target begin again."""
+    if not steps:
+        return
     above = level_above(target)
     for level in live_levels():
         journal = _journal(level) if level.order >= above.order else None
