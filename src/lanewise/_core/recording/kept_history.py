@@ -5,17 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.plane import recorded, tracked
+from lanewise._core.plane import own_node, recorded, tracked
+from lanewise._core.recording.graphs import needs_graph
 
 
 def with_history(level: Any, result: Any, value: Tensor) -> Tensor:
     """The value below of a result: it requires grad as the result does, and a pass through it reaches nothing outside.
 
-    The leaf ends with its level, as the one of an example does that goes out of scope.
+    The leaf ends with its level, as the one of an example does that goes out of scope. Leaves of transforms inside are
+    nobody's.
     """
-    if level.owns(result) and recorded(result) and not tracked(value) and not value.is_inference():
-        return level.below(_with_leaf, value)
-    return value
+    if not (level.owns(result) and recorded(result)) or tracked(value) or value.is_inference():
+        return value
+    return level.below(_with_leaf, value) if own_node(result) is None or needs_graph([result], []) else value
 
 
 def _with_leaf(value: Tensor) -> Tensor:
