@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lanewise._core.again.journal import elements, memory
 from lanewise._core.level import Level, current_level, standing
@@ -51,7 +52,10 @@ def undo_writes_around(level: Any) -> None:
 
 def _note(level: Any, tensor: Tensor, statistic: bool = False) -> None:
     target = _around(level, tensor)
-    if target is None or target.layout is not torch.strided or target.is_nested:
+    # (A tensor of another class, such as a DTensor, is not what it seems here.)
+    if not isinstance(target, Plane) and type(target) not in (Tensor, Parameter):
+        return
+    if target.layout is not torch.strided or target.is_nested:
         return
     if level.around is None:
         level.around = {}
