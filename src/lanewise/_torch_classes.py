@@ -9,6 +9,11 @@ from typing import Any
 import torch
 import torch.distributions.dirichlet
 import torch.nested._internal.nested_tensor
+import torch.utils._device
+
+# Collects, once, the functions to which `with torch.device(...)` gives its device: before a level leads names of torch
+# elsewhere. Without it: where the first such context is inside, it and all later ones pass by `torch.empty`.
+torch.utils._device._device_constructors()
 
 # How Dirichlet and Beta draw: a Function with a backward and no jvp. Without it, they have no forward mode.
 DirichletSample: Any = torch.distributions.dirichlet._Dirichlet

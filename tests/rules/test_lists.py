@@ -35,6 +35,12 @@ def in_place(change):
     return f
 
 
+def views_in_place(x, y, s):
+    written = [x.clone()[1:], y.clone()[0]]
+    torch._foreach_mul_(written, [x[1:], y[1]])
+    return written
+
+
 IN_PLACE = {
     "add": in_place(lambda xs, x, s: torch._foreach_add_(xs, [x, x])),
     "add a number of each lane": in_place(lambda xs, x, s: torch.ops.aten._foreach_add_.Tensor(xs, s)),
@@ -42,6 +48,8 @@ IN_PLACE = {
     "copy": in_place(lambda xs, x, s: torch._foreach_copy_(xs, [x, x])),
     "div by a number of each lane": in_place(lambda xs, x, s: torch._foreach_div_(xs, s)),
     "mul by a number of each lane": in_place(lambda xs, x, s: torch._foreach_mul_(xs, s)),
+    "views": views_in_place,
+    "views of one": in_place(lambda xs, x, s: torch._foreach_mul_([xs[0][1:], xs[0][:2]], [3.0, 2.0])),
     "scalars in a tensor": in_place(lambda xs, x, s: torch._foreach_addcdiv_(xs, [x, x], [x, x], torch.tensor([2, 3]))),
     "shared": in_place(lambda xs, x, s: torch._foreach_addcmul_([xs[0]] * 2, [x, x], [x, x], torch.tensor([2, 3]))),
     "sqrt": in_place(lambda xs, x, s: torch._foreach_sqrt_(xs)),
@@ -84,3 +92,15 @@ def test_values_and_derivatives(name):
     if not name.startswith(ONLY_FORWARD) and name not in BY_NUMBER:
         close(vmap(slope(f))(XS, YS, SS), first)
         close(vmap(slope(lambda *xs: [tangent(f)(*xs)]))(XS, YS, SS), second * loss([torch.ones((), dtype=D)]))
+
+
+def test_views_of_one_tensor_where_lanes_part():
+    def f(x):
+        c = torch.zeros(2, dtype=D)
+        if x.sum() > 0:
+            torch._foreach_add_([c, c[:1]], 1)
+        return c
+
+    torch.testing.assert_close(
+        vmap(f)(torch.tensor([1.0, -1.0, 2.0], dtype=D)).tolist(), [[2.0, 1.0], [0.0, 0.0], [2.0, 1.0]]
+    )

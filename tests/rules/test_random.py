@@ -1,5 +1,8 @@
 """Random operations under each randomness, with mapped, captured and no operands, in chunks and nested."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -266,3 +269,59 @@ def test_draws_have_the_derivative_zero(name):
     assert out.requires_grad
     (grad,) = torch.autograd.grad(out.sum(), xs)
     assert not grad.any()
+
+
+# --- tensors without numbers ------------------------------------------------------------------------------------------
+
+CAPTURED_META = torch.empty(2, device="meta")
+ON_META = {
+    "linear": lambda x: nn.Linear(2, 3, device="meta")(x.to("meta")),
+    "embedding": lambda x: nn.Embedding(4, 2, device="meta").weight,
+    "recurrent": lambda x: nn.LSTM(2, 3, device="meta").weight_ih_l0,
+    "transformer": lambda x: nn.TransformerEncoderLayer(4, 2, 8, device="meta").linear1.weight,
+    "rand": lambda x: torch.rand(3, device="meta"),
+    "randint": lambda x: torch.randint(3, (2,), device="meta"),
+    "randperm": lambda x: torch.randperm(3, device="meta"),
+    "randn_like": lambda x: torch.randn_like(x, device="meta"),
+    "bernoulli": lambda x: torch.bernoulli(x.to("meta")),
+    "multinomial": lambda x: torch.multinomial(x.to("meta"), 1),
+    "dropout": lambda x: torch.dropout(x.to("meta"), 0.5, True),
+    "poisson": lambda x: torch.poisson(x.to("meta")),
+    "normal_": lambda x: x.to("meta").normal_(),
+    "uniform_": lambda x: torch.empty(2, device="meta").uniform_(),
+    "in a branch": lambda x: torch.rand(3, device="meta") if x.sum() > 0 else torch.randn(3, device="meta"),
+    "captured": lambda x: CAPTURED_META.normal_() * 1,
+}
+
+
+@pytest.mark.parametrize("randomness", ["error", "different", "same"])
+@pytest.mark.parametrize("name", ON_META)
+def test_tensors_on_meta_draw_nothing(name, randomness):
+    xs = torch.tensor([[1.0, 2.0], [-1.0, -3.0], [0.5, 0.0]])
+    want = ON_META[name](xs[0])
+    for _ in range(2):
+        out = vmap(ON_META[name], randomness=randomness)(xs)
+        assert out.is_meta
+        assert (out.shape, out.dtype) == ((3, *want.shape), want.dtype)
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        vmap(lambda x: x + torch.rand(2))(xs)
+
+
+def test_the_first_context_of_a_device_inside():
+    """torch collects once what it is for, which must not be while a transform leads names elsewhere."""
+    program = """
+import torch
+from lanewise import vmap
+
+def f(x):
+    with torch.device("meta"):
+        made = [torch.empty(2), torch.zeros(2), torch.tensor(1.0), torch.nn.Linear(2, 2).weight]
+    assert all(each.is_meta for each in made)
+    return x
+
+vmap(f)(torch.zeros(3))
+with torch.device("meta"):
+    assert torch.empty(2).is_meta
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

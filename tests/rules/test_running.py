@@ -1,6 +1,7 @@
 """Running statistics and counts of batch and instance norm, captured or with lanes, against a Python loop."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lanewise import functional_call, grad, jacfwd, jvp, stack_module_state, vmap
+from lanewise._transforms.parting import parted
 from tests.oracles import assert_same
 
 D = torch.float64
@@ -409,6 +411,114 @@ def test_an_ensemble_whose_members_take_different_branches(momentum, way):
     got = vmap(lambda p, b, x: functional_call(nets[0], {**p, **b}, (x,)))(params, buffers, x)
     assert_same(got, torch.stack([net(row) for net, row in zip(nets, x, strict=True)]))
     assert_same([*buffers.values()], [*stack_module_state(nets)[1].values()])
+
+
+def part_after(m):
+    def f(x):
+        y = m(x)
+        return y * 2 if x.sum() > 0 else -y
+
+    return f
+
+
+def part_by_the_norm(m):
+    def f(x):
+        y = m(x)
+        return y * 2 if y.flatten()[0] > 0.01 else m(-y)
+
+    return f
+
+
+def part_around(m):
+    return lambda x: m(x) if x.sum() > 0 else m(x * 2) * 2
+
+
+def part_often(m):
+    return repeated(m, None)
+
+
+def part_as_written(m):
+    def f(x):
+        out = [m(x)]
+        exec("out.append(out[0] * 2) if x.sum() > 0 else out.append(-out[0])")
+        return out[1]
+
+    return f
+
+
+INSIDE = [part_after, part_by_the_norm, part_around, part_often, part_as_written]
+OF_A_MEMBER = {
+    "value": lambda f: f,
+    "grad": lambda f: lambda p, b: tuple(grad(cubes(lambda p: f(p, b)))(p).values()),
+    "jvp": lambda f: lambda p, b: jvp(lambda p: f(p, b), (p,), (p,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("use", OF_A_MEMBER)
+@pytest.mark.parametrize("name", ["batch 1d", "batch 2d", "instance"])
+def test_an_ensemble_inside_which_examples_part(name, use, momentum):
+    make, shape = NORMS[name]
+    models = [make(momentum or 0.3 if name == "instance" else momentum).to(D) for _ in range(3)]
+    for k, model in enumerate(models):
+        model.running_mean += 0.3 * k
+    base, x = copy.deepcopy(models[0]), torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(14))
+    params, buffers = stack_module_state(models)
+    params = {"scale": torch.arange(1.0, 4.0, dtype=D), **{key: p.detach() for key, p in params.items()}}
+
+    def member(inside, mapped):
+        def f(p, b):
+            own = {key: p[key] for key in p if key != "scale"}
+            return mapped(inside(lambda x: functional_call(base, (own, b), (x * p["scale"],))))(x)
+
+        return OF_A_MEMBER[use](f)
+
+    for inside, chunk_size in itertools.product(INSIDE, [None, 2]):
+        parted.clear()  # a first call, and one that knows
+        run = vmap(member(inside, vmap), chunk_size=chunk_size)
+        one, other = [{key: b.clone() for key, b in buffers.items()} for _ in range(2)]
+        for _ in range(2):
+            got = run(params, one)
+            rows = [[{key: t[k] for key, t in state.items()} for k in range(3)] for state in (params, other)]
+            assert_same(got, loop(member(inside, loop))(*rows))
+            assert_same([*one.values()], [*other.values()])
+
+
+@pytest.mark.parametrize("name", ["batch 1d", "instance"])
+def test_a_batch_without_lanes_where_lanes_part(name):
+    """It is one update, as of what is the same in all lanes; with lanes around, one in each of these."""
+    make, shape = NORMS[name]
+    x, zs = torch.randn(shape, dtype=D), torch.tensor([1.0, -2.0, 3.0], dtype=D)
+    module = make(0.3).to(D)
+    buffers = {key: b.clone().expand(3, *b.shape).clone() for key, b in module.named_buffers()}
+    other = copy.deepcopy(module)
+
+    def parts(y, z):
+        return y * z if z > 0 else -y
+
+    for _ in range(2):
+        vmap(lambda z: parts(module(x[0]), z))(zs)
+        vmap(lambda b: vmap(lambda z: parts(functional_call(other, b, (x[0],)), z))(zs))(buffers)
+        other(x[0])
+        assert_same(tuple(module.buffers()), tuple(other.buffers()))
+        assert_same(tuple(buffers.values()), tuple(b.expand(3, *b.shape) for b in other.buffers()))
+
+
+@pytest.mark.parametrize("name", ["batch 1d", "instance"])
+def test_images_of_lanes_around_where_lanes_part(name):
+    """Captured statistics: each pair of lanes makes its update."""
+    make, shape = NORMS[name]
+    x, zs = torch.randn(shape, dtype=D), torch.tensor([1.0, -2.0, 3.0], dtype=D)
+    module = make(0.3).to(D)
+    check(
+        module,
+        lambda m: tuple(
+            lambda x, mapped=mapped: mapped(lambda x: mapped(lambda z: m(x) * z if z > 0 else -m(x))(zs))(x)
+            for mapped in (vmap, loop)
+        ),
+        x,
+    )
 
 
 def test_updates_with_lanes_around_one_without_are_refused():

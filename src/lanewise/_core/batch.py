@@ -7,10 +7,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from lanewise._core.again.around import note_writes_around
 from lanewise._core.again.journal import Journal, keep, note_write
 from lanewise._core.draws.random import is_random, note_generator
 from lanewise._core.layouts import run_with_layouts
-from lanewise._core.level import Level, standing
+from lanewise._core.level import Level, note_writes, standing
 from lanewise._core.missing import find_rule
 from lanewise._core.one_lane import failure_in_one_lane
 from lanewise._core.overlaps import check_written
@@ -24,6 +25,7 @@ from lanewise._core.plane import (
     replace_tensors,
     returns_written,
     sync,
+    updates_statistics,
     wrap_unlifted,
     written_arguments,
     written_results,
@@ -116,6 +118,7 @@ class BatchLevel(Level):
         shows: Whether a write was seen to what a copy in use stands for a view of.
         by_number: Whether lanes part by the numbers that they index with, so that there are no such copies.
         copies: Copies that stand for views where lanes lie interleaved (interleaved.py), None before there are any.
+        around: What undoes writes to tensors from around the function (around.py), None before there are any.
         pending: The memory of one of which it is not known yet whether it is to, and what it is a copy of.
         in_front: Whether the lanes of all that is computed are in front in memory, or are to be in another run.
         arguments: What the function was given, where the journal does not tell.
@@ -138,6 +141,7 @@ class BatchLevel(Level):
     shows = False
     by_number = False
     copies: Any = None
+    around: Any = None
     pending: Any = None
     in_front = False
     arguments: list | None = None
@@ -397,12 +401,20 @@ class BatchLevel(Level):
             targets = target if isinstance(target, (list, tuple)) else [target]
             for tensor in targets:
                 if isinstance(tensor, Tensor) and not self.mapped(tensor):
+                    if isinstance(tensor, Plane) and tensor.level is not self:
+                        self.check_write_outside(tensor.level, pairs=True)
                     raise captured_write(func, name, tensor)
+
+    def note_writes(self, op: Any, args: tuple, kwargs: dict) -> None:
+        if self.journal is not None:
+            note_writes_around(self, op, args, kwargs)
 
     def factory(self, op: Any, args: tuple, kwargs: dict) -> Any:
         """A tensor made inside the function from no lane values: uniform until a lane value is written into it."""
         if is_random(op):
             return self._run(BATCH_RULES[op], op, args, kwargs, False)
+        if updates_statistics(op):
+            note_writes(self, op, args, kwargs)
         out = self.computed_once(op._op, *args) if not kwargs else self.computed_once(lambda: op(*args, **kwargs))
         return self.adopt(out) if isinstance(out, Tensor) else map_tensors(self.adopt, out)
 

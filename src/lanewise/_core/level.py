@@ -10,7 +10,7 @@ import torch
 from typing_extensions import Self
 
 from lanewise._core.modes import bring_modes_back, set_modes_aside
-from lanewise._core.operations import makes_tensors
+from lanewise._core.operations import makes_tensors, writes
 from lanewise._torch_compat import (
     AUTOCAST_KEYS,
     FACTORY_KEY,
@@ -247,8 +247,11 @@ class Level:
     def note_autograd(self) -> None:
         """Before what is to be recorded on this plane, not below: formulas and passes of the user, some operations."""
 
-    def check_write_outside(self, level: "Level") -> None:
-        """Before a write to a tensor of a level around this one."""
+    def check_write_outside(self, level: "Level", pairs: bool = False) -> None:
+        """Before a write to a tensor of a level around this one, of values with the lanes of both (`pairs`) or not."""
+
+    def note_writes(self, op: Any, args: tuple, kwargs: dict) -> None:
+        """Before an operation of the user's writes, here or on a plane above."""
 
     def check_refit(self, tensor: Any) -> None:
         """Before the metadata of a tensor of the level, or of one above it, change in place."""
@@ -320,6 +323,8 @@ def run_outside(op: Any, /, *args: Any, **kwargs: Any) -> Any:
     # Excluded: inside a kernel, or the handler of another class of tensors.
     level = None if tls_is_excluded(FACTORY_KEY) else current_level()
     if level is None or not makes_tensors(op):
+        if level is not None and writes(op):
+            note_writes(level, op, args, kwargs)
         with ExcludeDispatchKeyGuard(INSIDE_KEY_SET):
             return op(*args, **kwargs)
     if level.directions and level.parent is None:
@@ -362,6 +367,13 @@ def note_autograd() -> None:
     """Tell the levels of this thread, see `Level.note_autograd`."""
     for level in standing.levels:
         level.note_autograd()
+
+
+def note_writes(here: Level, op: Any, args: tuple, kwargs: dict) -> None:
+    """Before an operation of the user's writes, on the plane of `here`: levels up to it may have to undo that."""
+    for level in standing.levels:
+        if level.order <= here.order:
+            level.note_writes(op, args, kwargs)
 
 
 def live_levels() -> list[Level]:

@@ -178,7 +178,7 @@ def warn_lane_loop(level: Any, func: OpOverload, why: str = "") -> None:
 def lane_loop(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """One call per lane; results stacked. Right, slow, and said once per operation."""
     if is_random(func):
-        check_random(level, func)
+        check_random(level, func, args, kwargs)
         if level.randomness == "same":
             raise same_with_lanes(func)
     warn_lane_loop(level, func)

@@ -20,6 +20,21 @@ def asked_once(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 @asked_once
+def writes(op: Any) -> bool:
+    """Whether an operation writes to arguments, as its schema says."""
+    return op._schema.is_mutable
+
+
+@asked_once
+def writes_to_lists(op: Any) -> bool:
+    """Whether an operation writes to tensors in lists: `torch._foreach_add_`."""
+    return op._schema.is_mutable and any(
+        arg.alias_info is not None and arg.alias_info.is_write and "List" in str(arg.type)
+        for arg in op._schema.arguments
+    )
+
+
+@asked_once
 def makes_tensors(op: Any) -> bool:
     """Whether the results of an operation are new tensors."""
     if op._schema.is_mutable or op.is_view:

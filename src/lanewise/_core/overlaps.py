@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lanewise._core.again.journal import memory
+from lanewise._core.operations import writes_to_lists
 from lanewise._core.plane import Plane, argument, tensors_of, written_arguments
 from lanewise.errors import TransformError, at_user_line
 
@@ -58,6 +60,26 @@ def check_overlap(written: Tensor, read: Tensor) -> None:
                 "x[1:] += x[:-1].clone()",
             )
         )
+
+
+def entries_apart(func: Any, args: tuple, kwargs: dict) -> list[tuple[tuple, dict]]:
+    """What an operation on lists does to each entry, where different ones of one memory are written to; else nothing.
+
+    The later ones of these read what has been written to the ones before.
+    """
+    if not writes_to_lists(func):
+        return []
+    written = [entry for position, name in written_arguments(func) for entry in argument(args, kwargs, position, name)]
+    if len({memory(entry) for entry in written}) == len({id(entry) for entry in written}):
+        return []
+
+    def at(number: int, arg: Any) -> Any:
+        return arg[number : number + 1] if isinstance(arg, (list, tuple)) else arg
+
+    return [
+        (tuple([at(k, arg) for arg in args]), {key: at(k, arg) for key, arg in kwargs.items()})
+        for k in range(len(args[0]))
+    ]
 
 
 def _is_dense(tensor: Tensor) -> bool:

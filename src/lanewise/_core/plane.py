@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import Level, current_level, on_plane
-from lanewise._core.operations import makes_tensors
+from lanewise._core.level import Level, current_level, note_writes, on_plane
+from lanewise._core.operations import asked_once, makes_tensors, writes, writes_to_lists
 from lanewise._core.parting.lanes import OperationFailed, machine
 from lanewise._torch_compat import (
     INSIDE_KEY_SET,
@@ -81,11 +81,15 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     assert level is not None, func
     inside = tls_is_included(OUTSIDE_KEY)
     here = current_level() if inside else None
-    if here is not None and level.order < here.order:
-        if makes_tensors(func):
-            return here.factory(func, args, kwargs)
-        if func._schema.is_mutable:
-            here.check_write_outside(level)
+    if here is not None and level.order < here.order and makes_tensors(func):
+        return here.factory(func, args, kwargs)
+    if writes(func):
+        if here is not None:
+            if level.order < here.order:
+                here.check_write_outside(level)
+            note_writes(here, func, args, kwargs)
+        if writes_to_lists(func):
+            _count_versions(func, args, kwargs)
     if not level.alive and (here is None or here.alive):
         lost = _kept_lanes(operands)
         if lost is None and makes_tensors(func):
@@ -109,6 +113,17 @@ def interpret(func: Any, args: tuple, kwargs: dict) -> Any:
     finally:
         if inside:
             include_key(OUTSIDE_KEY, True)
+
+
+def _count_versions(func: Any, args: tuple, kwargs: dict) -> None:
+    """A write to tensors in a list counts as a version of each, by which autograd knows of it.
+
+    torch leaves that to what is done to each, which is done to the values below.
+    """
+    for position, name in written_arguments(func):
+        written = argument(args, kwargs, position, name)
+        if type(written) is list:
+            torch.autograd.graph.increment_version([each for each in written if not each.is_inference()])
 
 
 def taken_apart(func: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -448,6 +463,12 @@ def written_statistics(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
         return []
     given = [argument(args, kwargs, place, names[place]) for place in places]
     return [statistic for statistic in given if statistic is not None]
+
+
+@asked_once
+def updates_statistics(func: Any) -> bool:
+    """Whether an operation may write to running statistics."""
+    return func in STATISTICS
 
 
 def versioned(tensor: Tensor) -> list[Tensor]:

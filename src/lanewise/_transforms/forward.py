@@ -13,6 +13,7 @@ from lanewise._core.linear import LinearLevel, memories
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import check_derivatives
 from lanewise._core.plane import sync
+from lanewise._core.recording.kept_history import with_history
 from lanewise._core.recording.tensor_hooks import with_own_nodes
 from lanewise._core.trees import flatten, leaf_names, unflatten
 from lanewise._torch_compat import is_alias_of, peer_engine_active
@@ -70,12 +71,14 @@ def push_forward(
         value, aux = split_aux(site or _text("jvp", func), out, has_aux) if has_aux else (out, None)
         if isinstance(value, Tensor):
             result, pushed = leave_leaf(level, value, strict)
+            pushed = with_history(level, value, pushed)
             if machine.boundaries:
                 check_derivatives([pushed])
         else:
             outputs, out_spec = flatten(value)
             check_outputs(site or _text("jvp", func), value, outputs)
             pairs = [leave_leaf(level, leaf, strict) for leaf in outputs]
+            pairs = [(p, with_history(level, leaf, t)) for leaf, (p, t) in zip(outputs, pairs)]
             if machine.boundaries:
                 check_derivatives([t for _, t in pairs])
             result = unflatten([p for p, _ in pairs], out_spec)
@@ -132,7 +135,7 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
                 outputs, out_spec = flatten(out)
                 check_outputs(_text("linearize", func), out, outputs)
                 pairs = [leave_leaf(level, leaf) for leaf in outputs]
-            values = [linear.plain(value) for value, _ in pairs]
+            values = [with_history(linear, value, linear.plain(value)) for value, _ in pairs]
             program = linear.program(tangents, [t for _, t in pairs])
 
         def push(*given: Any) -> Any:
@@ -322,9 +325,10 @@ def leave_leaf(level: DualLevel, leaf: Tensor, strict: bool = False) -> tuple[Te
     if type(leaf) is DualTensor and leaf.level is level:
         if leaf.tangent is None:
             sync(leaf)
+        value = with_history(level, leaf, leaf.value)
         if leaf.tangent is not None:
-            return leaf.value, leaf.tangent
-        leaf = leaf.value
+            return value, leaf.tangent
+        leaf = value
     if strict:
         raise TransformError(
             at_user_line(
@@ -343,6 +347,6 @@ def drop_tangents(level: DualLevel, tree: Any) -> Any:
         if not level.owns(leaf):
             return leaf
         sync(leaf)
-        return leaf.value
+        return with_history(level, leaf, leaf.value)
 
     return unflatten([drop(leaf) for leaf in leaves], spec)

@@ -21,6 +21,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
+from lanewise._core.recording.kept_history import with_history
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forbid_data_pointer
 from lanewise._transforms.arguments import not_callable
@@ -80,7 +81,9 @@ def functionalize(func: Callable, *, remove: str = "mutations") -> Callable:
                         entered[id(leaf)] = level.adopt(leaf)
                 args, kwargs = unflatten([entered.get(id(leaf), leaf) for leaf in leaves], spec)
                 outputs, out_spec = flatten(func(*args, **kwargs))
-                outputs = [level.read(leaf) if level.owns(leaf) else leaf for leaf in outputs]
+                outputs = [
+                    with_history(level, leaf, level.read(leaf)) if level.owns(leaf) else leaf for leaf in outputs
+                ]
                 written = [
                     (leaf, level.read(entered[id(leaf)]))
                     for leaf in leaves

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.around import undo_writes_around
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import sync
 from lanewise._core.recording.graphs import needs_graph
+from lanewise._core.recording.kept_history import with_history
 from lanewise._core.trees import LEAF, Spec, flatten, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import (
@@ -151,6 +153,7 @@ def jacrev(
                     except BaseException as error:
                         if arrived(level, error, Disagreement) is None:
                             raise
+                        undo_writes_around(level)
                     each = []
                     for i in range(length):
                         one = [row[i] for row in cotangents]
@@ -407,7 +410,7 @@ def lanes_of(level: BatchLevel, tensor: Tensor) -> Tensor:
     if type(tensor) is BatchTensor and tensor.level is level:
         if not tensor.mapped:
             sync(tensor)
-        return level.expanded(tensor)
+        return with_history(level, tensor, level.expanded(tensor))
     return tensor.expand(level.size, *tensor.shape)
 
 
@@ -419,7 +422,7 @@ def first_lane(level: BatchLevel, tree: Any) -> Any:
         if type(leaf) is not BatchTensor or leaf.level is not level:
             return leaf
         sync(leaf)
-        return leaf.value[0] if leaf.mapped else leaf.value
+        return with_history(level, leaf, leaf.value[0] if leaf.mapped else leaf.value)
 
     return unflatten([take(leaf) for leaf in leaves], spec)
 

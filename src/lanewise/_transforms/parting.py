@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lanewise._core.again.around import undo_writes_around
 from lanewise._core.again.journal import Journal
 from lanewise._core.again.outside import Before
 from lanewise._core.batch import BatchLevel
@@ -161,6 +162,7 @@ def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Befor
         remember(level, code)
     if isinstance(level.journal, Journal):
         level.journal.undo(level)
+    undo_writes_around(level)
     if held is not None:
         held.put_back()
     reseat_generators(level)

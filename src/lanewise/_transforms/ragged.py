@@ -11,6 +11,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.level import on_plane
 from lanewise._core.parting.absent import left
 from lanewise._core.plane import Plane, sync
+from lanewise._core.recording.kept_history import with_history
 from lanewise._core.trees import children_of, flatten, unflatten
 from lanewise.errors import TransformError, at_user_line
 
@@ -98,7 +99,8 @@ def below(level: BatchLevel, tensor: Tensor) -> tuple[Tensor, bool]:
     if level.owns(tensor) and not tensor.mapped:
         sync(tensor)
     value = level.here(tensor)
-    return (left(level, value.value), True) if level.mapped(value) else (level.physical(value), False)
+    below, lanes = (left(level, value.value), True) if level.mapped(value) else (level.physical(value), False)
+    return with_history(level, value, below), lanes
 
 
 def _one_by_one(level: BatchLevel, tensor: Tensor, where: str) -> Ragged:

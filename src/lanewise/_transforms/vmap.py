@@ -15,6 +15,8 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import Generators
 from lanewise._core.parting.lanes import Disagreement, machine, raise_caught
 from lanewise._core.parting.unasked import Answers
+from lanewise._core.plane import recorded
+from lanewise._core.recording.kept_history import with_history
 from lanewise._core.short.shared import class_of_level, runs_otherwise, with_wrappers
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
@@ -155,7 +157,7 @@ def vmap(
                             looks = kind is not BatchLevel and runs_otherwise(level, code, out)
                         if type(out) is BatchTensor and out.level is level and out.mapped and out_dims == 0:
                             value = out.value
-                            if not value.is_inference() and not _is_one_of(value, given):
+                            if not (value.is_inference() or recorded(out) or _is_one_of(value, given)):
                                 return value
                         leaves, dims, spec = leave(level, out, out_dims, func, given)
                     return unflatten(leaves, spec)
@@ -404,6 +406,7 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
         dim = 0
     if isinstance(leaf, Tensor):
         value, lanes = level.lowered(leaf)
+        value = with_history(level, leaf, value)
     elif isinstance(leaf, NUMBERS):
         if dim is None or not level.asked:
             if machine.alone is not None and dim is not None:

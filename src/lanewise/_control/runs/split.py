@@ -14,6 +14,7 @@ from lanewise._control.runs.results import apart, with_numbers
 from lanewise._control.runs.watches import Budget, Telling
 from lanewise._control.runtime.merging import Mixed
 from lanewise._control.runtime.numbers import LaneNumber
+from lanewise._core.again.around import undo_writes_around
 from lanewise._core.again.journal import Journal, memory
 from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.batch import BatchLevel, BatchTensor
@@ -125,6 +126,7 @@ def run_apart(
                 level.journal.undo_updates()
                 raise
             level.journal.undo(level)
+            undo_writes_around(level)
             if held is not None:
                 held.put_back()
             flat = flat and restart.flat

@@ -7,6 +7,7 @@ from typing import Any
 from lanewise._control.rewriting.convert import converted
 from lanewise._control.runs.boundary import boundary
 from lanewise._control.runs.results import put_together
+from lanewise._core.again.around import undo_writes_around
 from lanewise._core.again.journal import Journal
 from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.parting.lanes import Restart, arrived, machine, raise_caught
@@ -32,6 +33,7 @@ def run_hook(level: HookLevel, hook: Callable, args: tuple, unchanged: Any) -> A
                 if arrived(level, error, Restart) is None:
                     raise
                 level.journal.undo(level)
+                undo_writes_around(level)
                 if held is not None:
                     held.put_back()
                 func = None

@@ -21,10 +21,18 @@ def is_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags or op._schema.name in _UNTAGGED
 
 
-def check_random(level: Any, op: Any) -> None:
+def check_random(level: Any, op: Any, args: tuple, kwargs: dict) -> None:
     """Raise where `randomness="error"` forbids the operation."""
-    if level.randomness == "error":
+    if level.randomness == "error" and not _on_meta(args, kwargs):
         raise drawn_without_leave(op._schema.name, "jacfwd" if level.directions else "vmap")
+
+
+def _on_meta(args: tuple, kwargs: dict) -> bool:
+    """Whether an operation is on tensors without numbers, for which none are drawn."""
+    device = kwargs.get("device")
+    if device is not None:
+        return torch.device(device).type == "meta"
+    return any(isinstance(arg, torch.Tensor) and arg.is_meta for arg in (*args, *kwargs.values()))
 
 
 def drawn_without_leave(what: str, api: str = "vmap") -> RandomnessError:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
+from lanewise._core.again.around import undo_writes_around
 from lanewise._core.again.holdings import ATOMS
 from lanewise._core.again.journal import Journal
 from lanewise._core.again.outside import held_before, reach_of
@@ -379,6 +380,7 @@ class LaneCall(Call):
         except BaseException as error:
             if arrived(level, error, Disagreement) is None:
                 raise
+            undo_writes_around(level)
         front = FrontLevel(*self.place)
         front.journal, front.arguments = Journal([]), level.arguments
         with front:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from lanewise._core.again.journal import keep
-from lanewise._core.batch import HOT, BatchLevel, BatchTensor, captured_write, has_lanes
+from lanewise._core.batch import HOT, BatchLevel, BatchTensor, has_lanes
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.one_lane import FAILURES
+from lanewise._core.overlaps import entries_apart
 from lanewise._core.parting.absent import computed_once, left, note, on_present_rows
 from lanewise._core.parting.cotangents import cotangent_lanes
 from lanewise._core.parting.failing import part_by_failure
@@ -213,10 +214,10 @@ class LaneLevel(BatchLevel):
         """Whether a value is a cotangent, zero in lanes that it does not have."""
         return current_graph_task_id() != self.task or getattr(tensor, "cotangent", False)
 
-    def check_write_outside(self, level: Level) -> None:
-        """Before a write to a tensor of a level around."""
-        if self._lanes is not self.root and self.covers(level):
-            # Some pairs run: which lanes of the outer level are to be written is known where they part on their own.
+    def check_write_outside(self, level: Level, pairs: bool = False) -> None:
+        if (pairs or self._lanes is not self.root) and self.covers(level):
+            # Which lanes of the outer level are to be written, and whether they are written the same in all lanes of
+            # this `vmap`, is known where they part on their own.
             raise Restart(self, structured=True, flat=False)
 
     def forget_gathered(self) -> None:
@@ -272,7 +273,7 @@ class LaneLevel(BatchLevel):
                 if operand.level is self:
                     if operand.home is not lanes:
                         return self._align(func, args, kwargs, operands)
-                elif self.covers(operand.level) and has_lanes(operand):
+                elif self.covers(operand.level):
                     return self._align(func, args, kwargs, operands)
         if is_random(func) and (base := self._drawing_base(args, kwargs)) is not lanes:
             return self._draw(base, func, args, kwargs)
@@ -301,11 +302,7 @@ class LaneLevel(BatchLevel):
             for operand in operands:
                 if type(operand) is not BatchTensor:
                     continue
-                if (
-                    operand.home is not lanes
-                    if operand.level is self
-                    else self.covers(operand.level) and has_lanes(operand)
-                ):
+                if operand.home is not lanes if operand.level is self else self.covers(operand.level):
                     out = self._align(func, args, kwargs, operands)
                     break
             else:
@@ -340,7 +337,9 @@ class LaneLevel(BatchLevel):
 
         def check(tensor: Any) -> None:
             while isinstance(tensor, Plane):
-                if type(tensor) is BatchTensor and self.covers(tensor.level) and home_of(tensor) is not self._lanes:
+                if type(tensor) is BatchTensor and tensor.level is not self:
+                    self.check_write_outside(tensor.level)
+                elif self.owns(tensor) and tensor.home is not self._lanes:
                     raise Restart(self)
                 tensor = tensor.value
 
@@ -353,15 +352,17 @@ class LaneLevel(BatchLevel):
 
         Running statistics are no part of a graph, and a write to them counts no new version.
         """
+        if each := entries_apart(func, args, kwargs):
+            for args, kwargs in each:
+                self.interpret(func, args, kwargs, tensors_of(args, kwargs))
+            return None
         written: list[Tensor] = [*statistics]
         for position, name in written_arguments(func):
             map_tensors(written.append, argument(args, kwargs, position, name))
         stands: dict[int, Tensor] = {}
         for tensor in written:
-            if type(tensor) is BatchTensor and tensor.level is not self and self.covers(tensor.level):
-                if statistics:
-                    raise Restart(self, structured=True, flat=False)
-                raise captured_write(func, written_arguments(func)[0][1], tensor)
+            if type(tensor) is BatchTensor and tensor.level is not self:
+                self.check_write_outside(tensor.level, pairs=True)
             if not self.owns(tensor) or tensor.home is self._lanes:
                 continue
             recording = not statistics and is_grad_enabled() and any(recorded(operand) for operand in operands)
@@ -416,7 +417,7 @@ class LaneLevel(BatchLevel):
         Lanes of the `vmap` around whose pairs run here are lane values.
         """
         operands = tensors_of(args, kwargs) if self.outer is not None else []
-        if any(type(operand) is BatchTensor and self.covers(operand.level) for operand in operands):
+        if any(type(each) is BatchTensor and self.covers(each.level) and has_lanes(each) for each in operands):
             include_key(OUTSIDE_KEY, False)
             try:
                 return self.interpret(op, args, kwargs, operands)

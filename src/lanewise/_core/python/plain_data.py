@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lanewise._core.again.around import note_data_set
 from lanewise._core.dual import DualLevel, DualTensor
+from lanewise._core.level import standing
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.plane import Plane, sync, tracked
 from lanewise.errors import CapturedWriteError, at_user_line
@@ -15,19 +17,33 @@ torch_data: Any = Tensor.data
 
 def _set_plain_data(self: Tensor, new: Any) -> None:
     """`data` of a plain tensor, which cannot share the memory of a wrapper: it has none, and kernels would read it."""
-    while isinstance(new, Plane) and not isinstance(self, Plane):
+    if isinstance(self, Plane):
+        torch_data.__set__(self, new)
+        return
+    if standing.levels:
+        note_data_set(self)
+    torch_data.__set__(self, from_around(self, new))
+
+
+def from_around(tensor: Any, new: Any) -> Any:
+    """`new`, to become the data of a tensor, without the planes that this does not lie on."""
+    order = tensor.level.order if isinstance(tensor, Plane) else 0
+    while isinstance(new, Plane) and new.level.order > order:
         sync(new)
         if new.level.lifted(new):
+            if isinstance(tensor, Plane):
+                new.level.check_write_outside(tensor.level, pairs=True)
             raise CapturedWriteError(
                 at_user_line(
                     f"{new.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a "
                     "Tensor `other` in extra_args that has more elements than `self`: a value of this level "
-                    f"{list(new.shape)} would become the data of a tensor {list(self.shape)} made outside the function",
+                    f"{list(new.shape)} would become the data of a tensor {list(tensor.shape)} made outside the "
+                    "function",
                     "functional_call(module, {'weight': weight}, x)  # in place of module.weight.data = weight",
                 )
             )
         new = new.value
-    torch_data.__set__(self, new)
+    return new
 
 
 Tensor.data = property(  # type: ignore[assignment]
@@ -38,6 +54,7 @@ Tensor.data = property(  # type: ignore[assignment]
 def set_data(wrapper: Any, own: Any) -> None:
     """`wrapper.data = own`, of the same level. Its history, on the planes below too, stays, and so does its tangent."""
     level: Any = wrapper.level
+    note_data_set(wrapper)
     torch_data.__set__(wrapper, own)
     new: Any = own.data
     if not level.lifted(wrapper):

@@ -23,7 +23,7 @@ from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane, detached, escaped, is_lazy_conjugate, own_node, recorded, sync, tracked
 from lanewise._core.python.arrays import hand_out
-from lanewise._core.python.plain_data import set_data
+from lanewise._core.python.plain_data import from_around, set_data
 from lanewise._core.python.subscripts import get_item, set_item
 from lanewise._core.recording.autograd import begin_history, retaining
 from lanewise._core.recording.saved import packing, saving
@@ -291,6 +291,7 @@ class Surface:
     @data.setter
     def data(self, new: Tensor) -> None:
         level = self.level
+        new = from_around(self, new)
         way = _way_from(self, new)
         if way is not None and all(op is aten.detach.default for op in way):
             return

@@ -96,6 +96,7 @@ class WatchedLevel(BatchLevel):
             self.fit
             and self.adopted >= _WORTH
             and type(self.journal) is list
+            and self.around is None
             and self.picked is None  # a plain tensor takes no number of each lane as an index
             and next_node_number() == self.begun
         )

@@ -39,7 +39,7 @@ def random_rule(*ops: OpOverload) -> Any:
         for op in ops:
 
             def run(level: BatchLevel, args: tuple, kwargs: dict, op: OpOverload = op) -> Any:
-                check_random(level, op)
+                check_random(level, op, args, kwargs)
                 if level.randomness == "different":
                     keep_apart(level, op, args, kwargs)
                 else:
@@ -192,7 +192,7 @@ route(aten.randint_like.Tensor_generator, _below_tensor)
 def fill(level, op, x, *args, **options):
     """x [B, *S] <- random numbers"""
     if not level.owns(x):
-        if level.randomness == "same":
+        if level.randomness == "same" or x.is_meta:
             return op(x, *args, **options)
         raise unbatched_write(op, "self")
     if level.randomness == "same":
@@ -340,6 +340,8 @@ def sampled(level, op, *args, generator=None):
     args = [arg if level.mapped(arg) else level.physical(arg) for arg in args]
     align, shape = aligner(level, args, promote=False), common_shape(*args)
     values = [align(arg).expand(level.size, *shape) for arg in args]
+    if args[0].is_meta:
+        return level.wrap(op(*values))  # of numbers that there are none of
     if not args[0].dtype.is_floating_point:
         raise TransformError(
             at_user_line(f"{op}: parameters are floating-point numbers, got {args[0].dtype}", "x.float()")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
-from lanewise._core.level import Level, current_level
+from lanewise._core.level import Level, current_level, note_writes
 from lanewise._core.plane import Plane, detached, versioned
 from lanewise._core.python.factories import route, unrouted
 from lanewise._rules.batch.updates import (
@@ -55,6 +55,9 @@ def update_running(
         module = None
     alike = module is not None and module.momentum is None
     captured = [(t, new) for t, new in zip(statistics, news, strict=True) if t is not None and new is not None]
+    for statistic, _ in captured:
+        if isinstance(statistic, Plane):
+            level.check_write_outside(statistic.level, pairs=True)
     for statistic, new in captured:
         steps = steps_down(level, statistic, operands)
         prepare_to_run_again(steps, statistic, partial(_copy, statistic))
@@ -205,8 +208,10 @@ def _instance_norm(
     running = [t for t in (running_mean, running_var) if t is not None]
     options = momentum, eps, cudnn_enabled
     if level is None or not use_input_stats or not running or not any(isinstance(t, Plane) for t in given):
-        statistics = running_mean, running_var, use_input_stats
-        return unrouted(aten.instance_norm.default, x, weight, bias, *statistics, *options)
+        args = (x, weight, bias, running_mean, running_var, use_input_stats, *options)
+        if level is not None:
+            note_writes(level, aten.instance_norm.default, args, {})
+        return unrouted(aten.instance_norm.default, *args)
     with torch.no_grad():
         dims = list(range(2, x.dim()))
         var, mean = torch.var_mean(x, dims)
@@ -217,7 +222,7 @@ def _instance_norm(
             if level.owns(statistic):
                 statistic.mul_(1 - momentum).add_(_for_writing_into(statistic, news))
             else:
-                update_running(level, [statistic], [news], given, momentum)
+                update_running(level, [statistic], [news], [*given, news], momentum)
     return unrouted(aten.instance_norm.default, x, weight, bias, None, None, True, *options)
 
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lanewise._core.again.around import level_above
 from lanewise._core.again.journal import Journal, elements
 from lanewise._core.batch import BatchLevel
-from lanewise._core.level import Level
+from lanewise._core.level import Level, live_levels
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
 from lanewise._core.parting.lanes import Lanes
 from lanewise._core.plane import Plane, detached, versioned
@@ -133,15 +134,18 @@ def count_runs(steps: list[Step]) -> int:
 
 
 def prepare_to_run_again(steps: list[Step], target: Tensor, held: Callable[[], Tensor]) -> None:
-    """Note what the target and all records hold, should the function of a level on the way begin again."""
-    for place, (level, *_) in enumerate(steps):
-        journal = _journal(level)
+    """Note what the target and all records hold, should the function of a level above the target begin again."""
+    if not steps:
+        return
+    above = level_above(target)
+    for level in live_levels():
+        journal = _journal(level) if level.order >= above.order else None
         if journal is None:
             continue
         if elements(target) not in journal.again:
-            journal.again[elements(target)] = _restoring(target, level.below(held))
-        for step in steps[place + 1 :]:
-            if step.varies:
+            journal.again[elements(target)] = _restoring(above, target, above.below(held))
+        for step in steps:
+            if step.varies and step.level.order < level.order:
                 entry = entry_of(step.level, target)
                 if id(entry) not in journal.again:
                     journal.again[id(entry)] = entry.undo()
@@ -157,12 +161,12 @@ def _journal(level: Any) -> Journal | None:
     return level.journal
 
 
-def _restoring(target: Tensor, copy: Tensor) -> Callable[[], None]:
-    def run() -> None:
+def _restoring(above: Level, target: Tensor, copy: Tensor) -> Callable[[], None]:
+    def put_back() -> None:
         with torch.no_grad(), preserve_version(*versioned(target)):
             detached(target).copy_(copy)
 
-    return run
+    return partial(above.below, put_back)
 
 
 def push(steps: list[Step], target: Tensor, update: Update, source: Any, decays: bool, write: Callable) -> None:
