@@ -186,11 +186,14 @@ class Masks:
         self._shown = 0
         self._weakened = False
 
-    def note_numbers(self, shown: int, called: int) -> None:
-        """The code can tell a number from a tensor, 1 by its digits, 2 in other ways (`called`: where it is called)."""
-        self._shown = max(self._shown, called if self._depth else shown)
-        if self._weakened and self._shown > 1:
+    def note_numbers(self, shown: int, *asked: Any) -> None:
+        """The code can tell a number from a tensor, 1 by its digits, 2 in other ways; of its arguments, `asked`."""
+        self._shown = max(self._shown, shown)
+        if self._weakened and (self._shown > 1 or self._depth and any(map(self._is_lane_number, asked))):
             raise Declined  # it may be given what a tensor stands for already
+
+    def _is_lane_number(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and self._is_number(value)
 
     def truth(self, value: Any) -> Any:
         """The truth of the number of each lane, or of all."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from lanewise._control.masking.masked_expressions import MASKS, MaskedExpressions, Path, calls_by_name, of_masks
 from lanewise._control.rewriting.arithmetic import truths_in_numbers
 from lanewise._control.rewriting.builders import assign, bind, load_name, when
-from lanewise._control.rewriting.kinds import asks_arguments, shows_numbers
+from lanewise._control.rewriting.kinds import asked_arguments, shows_numbers
 from lanewise._control.rewriting.scopes import jumps_out, stores
 from lanewise._control.rewriting.source import Function, Unsupported, argument_names
 
@@ -66,9 +66,9 @@ def predicated(node: Function) -> Predicated:
     body = writer.block(given, ())
     names = argument_names(node)
     shown = 2 if shows_numbers(given, names, False) else int(shows_numbers(given, names, True))
-    called = 2 if asks_arguments(given, names) else shown
-    if called:
-        body.insert(0, ast.Expr(of_masks("note_numbers", ast.Constant(shown), ast.Constant(called))))
+    asked = asked_arguments(given, names)
+    if shown or asked:
+        body.insert(0, ast.Expr(of_masks("note_numbers", ast.Constant(shown), *map(load_name, asked))))
     if _RESULT not in writer.bound or not (writer.branches or writer.calls_others):
         raise Unsupported("it has no branches, or not always a result")
     new = copy.copy(arguments)

@@ -120,9 +120,9 @@ def shows_numbers(body: list[ast.stmt], arguments: Collection[str], digits: bool
     return any(is_choice(side) or _has_call(side) for side in sides)
 
 
-def asks_arguments(body: list[ast.stmt], arguments: Collection[str]) -> bool:
-    """Whether a function can tell a number from a tensor that it is given."""
-    return not Uses(kinds_of_numbers(body, arguments), None).found(body).isdisjoint(arguments)
+def asked_arguments(body: list[ast.stmt], arguments: Collection[str]) -> list[str]:
+    """The arguments of which a function can tell whether they are numbers or tensors."""
+    return sorted(Uses(kinds_of_numbers(body, arguments), None).found(body).intersection(arguments))
 
 
 def _has_call(value: ast.expr) -> bool:
