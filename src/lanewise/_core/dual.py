@@ -429,7 +429,7 @@ def _write_constant(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> N
 
 
 def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
-    if isinstance(args[0], (list, tuple)) and _share_memory(tensors_of(args, kwargs)):
+    if isinstance(args[0], (list, tuple)) and share_memory(tensors_of(args, kwargs)):
         # What is written for one entry is read for another, or written again.
         count = len(args[0])
         for place in range(count):
@@ -447,8 +447,9 @@ def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dic
     return written_results(func, args, kwargs)
 
 
-def _share_memory(tensors: list[Tensor]) -> bool:
-    places = [memory(tensor) for tensor in tensors]
+def share_memory(tensors: list[Tensor]) -> bool:
+    """Whether two of them lie in the same memory."""
+    places = [memory(tensor) for tensor in tensors if tensor.layout is torch.strided]
     return len(set(places)) < len(places)
 
 

@@ -2,8 +2,10 @@
 
 torch.autograd gives wrong numbers for the second derivative of `_weight_norm`, and for the third of `layer_norm` and
 `batch_norm` (so of instance norm too). Inside `grad`, `vjp` and the like, weight norm is a composition of simpler
-operations, whose derivatives are right at every order, and inside nested ones the other two are as well. The kernels
-sit on a dispatch key that is switched on for that time.
+operations, whose derivatives are right at every order, and inside nested ones the other two are as well. So are those
+whose first derivative is wrong already, for some arguments: variances over `dim=()`, limits of `clamp` that meet,
+`as_strided_scatter`, and writes to lists in which a tensor stands twice. The kernels sit on a dispatch key that is
+switched on for that time.
 
 Some gradients have no derivative, or one that is not finite, in forward mode neither: those operations are compositions
 where a gradient is differentiated in any way.
@@ -17,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanewise._core.dual import DualLevel
+from lanewise._core.dual import DualLevel, share_memory
 from lanewise._core.level import current_level, leave_uncompiled, standing
-from lanewise._core.plane import recorded
+from lanewise._core.plane import recorded, tensors_of
 from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.linalg import det_written_out
 from lanewise._rules.jvp.losses import (
@@ -31,6 +33,7 @@ from lanewise._rules.jvp.losses import (
 )
 from lanewise._rules.jvp.pointwise import i0, i1, sinc
 from lanewise._rules.jvp.reductions import products_of_segments, scan, sums_of_segments
+from lanewise._rules.lists import entry_by_entry, operations_on_lists
 from lanewise._torch_compat import (
     ORDER_KEY,
     ORDER_KEY_NAME,
@@ -155,6 +158,73 @@ def pdist(x, p=2.0):
     """x [N, D] -> the distances of all pairs [N (N - 1) / 2]"""
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+def _variances(op: Any) -> None:
+    @_written_out(op, depth=1)
+    def over_named_dims(x, dim=None, *, correction=None, keepdim=False):
+        """x [*S] -> over `dim`; over all where it is (), which torch's gradient takes for none"""
+        return op(
+            x, list(range(x.dim())) if dim is not None and not dim else dim, correction=correction, keepdim=keepdim
+        )
+
+
+for _op in (aten.std.correction, aten.std_mean.correction, aten.var.correction, aten.var_mean.correction):
+    _variances(_op)
+
+
+@_written_out(aten.clamp.default, depth=1)
+def clamp(x, min=None, max=None):
+    """x [*S] -> [*S], the same for all x where the limits are; torch's gradient lets pass what is equal to them"""
+    out = torch.clamp(x, min, max)
+    return out if min is None or min != max else out.masked_fill(out == min, min)
+
+
+@_written_out(aten.clamp.Tensor, depth=1)
+def clamp_between(x, min=None, max=None):
+    """x, min, max [*S] -> [*S]; where the limits meet, the upper one, of which torch's gradient is 0 for x below it"""
+    out = torch.clamp(x, min, max)
+    return out if min is None or max is None else torch.where((min == max) & (out == max), max, out)
+
+
+@_written_out(aten.clamp_.default, depth=1)
+def clamp_(x, min=None, max=None):
+    """The same in place"""
+    return torch.clamp_(x, min, max) if min is None or min != max else x.copy_(clamp(x.clone(), min, max))
+
+
+@_written_out(aten.clamp_.Tensor, depth=1)
+def clamp_between_(x, min=None, max=None):
+    """The same in place"""
+    return torch.clamp_(x, min, max) if min is None or max is None else x.copy_(clamp_between(x.clone(), min, max))
+
+
+def _in_turn(op: Any) -> None:
+    each = entry_by_entry(op)
+
+    @_written_out(op, depth=1)
+    def write(*args, **kwargs):
+        """Writes to lists; torch's gradient knows of no other write to what stands in them twice"""
+        return (each if share_memory(tensors_of(args, kwargs)) else op)(*args, **kwargs)
+
+
+for _op in operations_on_lists():
+    if _op._schema.is_mutable:
+        _in_turn(_op)
+
+
+@_written_out(aten.as_strided_scatter.default, depth=1)
+def as_strided_scatter(x, source, size, stride, storage_offset=None):
+    """x [*S], source [*size] -> [*S]; torch's gradient of x is what it leaves out"""
+    start = x.storage_offset() if storage_offset is None else storage_offset
+    ends = [
+        begin + sum((n - 1) * step for n, step in zip(shape, steps))
+        for begin, shape, steps in ((x.storage_offset(), x.shape, x.stride()), (start, size, stride))
+    ]
+    places = torch.full((max(ends) + 1,), -1, device=x.device)
+    places.as_strided(size, stride, start).copy_(torch.arange(source.numel(), device=x.device).reshape(source.shape))
+    taken = places.as_strided(x.shape, x.stride(), x.storage_offset())
+    return torch.where(taken < 0, x, source.reshape(-1)[taken.clamp_min(0)])
 
 
 def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):

@@ -225,8 +225,10 @@ _extreme_number(aten.fmin.default, lambda a, b: a <= b)
 
 @jvp_rule(aten.clamp.default, guarded=False)
 def clamp(level, x, min=None, max=None):
-    """t between the limits, which belong to it"""
+    """t between the limits, which belong to it unless they are the same"""
     out = torch.clamp(x.value, min, max)
+    if min is not None and min == max:
+        return out, None
     outside = (x.value < min) if min is not None else (x.value > max)
     if min is not None and max is not None:
         outside = outside | (x.value > max)

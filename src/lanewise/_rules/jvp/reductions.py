@@ -142,7 +142,7 @@ def _variance_tangent(x, t, dim, correction, keepdim):
 def var(level, x, dim=None, *, correction=None, keepdim=False):
     """2 / (n - correction) sum((x - mean) t)"""
     if x.is_complex():
-        return torch_jvp(level, aten.var.correction, x, dim, correction=correction, keepdim=keepdim)
+        return torch_jvp(level, aten.var.correction, x, _dims(dim, x.dim()), correction=correction, keepdim=keepdim)
     out = torch.var(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     return out, _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
 
@@ -151,7 +151,7 @@ def var(level, x, dim=None, *, correction=None, keepdim=False):
 def std(level, x, dim=None, *, correction=None, keepdim=False):
     """The variance's tangent over 2 std; 0 where std is 0"""
     if x.is_complex():
-        return torch_jvp(level, aten.std.correction, x, dim, correction=correction, keepdim=keepdim)
+        return torch_jvp(level, aten.std.correction, x, _dims(dim, x.dim()), correction=correction, keepdim=keepdim)
     out = torch.std(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
     return out, (t / (2 * out)).masked_fill(out == 0, 0)
@@ -161,7 +161,9 @@ def std(level, x, dim=None, *, correction=None, keepdim=False):
 def var_mean(level, x, dim=None, *, correction=None, keepdim=False):
     """Those of var and mean"""
     if x.is_complex():
-        return torch_jvp(level, aten.var_mean.correction, x, dim, correction=correction, keepdim=keepdim)
+        return torch_jvp(
+            level, aten.var_mean.correction, x, _dims(dim, x.dim()), correction=correction, keepdim=keepdim
+        )
     out = torch.var_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
     return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
@@ -171,7 +173,9 @@ def var_mean(level, x, dim=None, *, correction=None, keepdim=False):
 def std_mean(level, x, dim=None, *, correction=None, keepdim=False):
     """Those of std and mean"""
     if x.is_complex():
-        return torch_jvp(level, aten.std_mean.correction, x, dim, correction=correction, keepdim=keepdim)
+        return torch_jvp(
+            level, aten.std_mean.correction, x, _dims(dim, x.dim()), correction=correction, keepdim=keepdim
+        )
     out = torch.std_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
     t = (t / (2 * out[0])).masked_fill(out[0] == 0, 0)
