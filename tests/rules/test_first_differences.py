@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
 from tests.oracles import FIRST, SECOND, assert_same, difference
@@ -75,9 +76,70 @@ SCATTERED = {
     "as_strided_scatter into columns": (lambda x: torch.as_strided_scatter(x.mT, x[0] * x[1], (2,), (1,)) ** 2, X),
     "as_strided_scatter into a slice": (lambda x: torch.as_strided_scatter(x[1:], x[:2].mT, (2, 2), (1, 2)) ** 3, X),
 }
-CASES = VARIANCES | LIMITS | LISTS | SCATTERED
+PLACES = torch.tensor([[0, 2, 1, 2], [2, 0, 0, 1]])
+SAME = torch.tensor([1.0, 1, 1, 1], dtype=D)
 
 
+def reduced(reduce, include_self, indexed=False):
+    """A reduction of numbers that equal what is there before it."""
+
+    def f(x):
+        there = x[2].expand(3)
+        reduction = there.index_reduce if indexed else there.scatter_reduce
+        return reduction(0, torch.tensor([2, 0]), x[:2], reduce, include_self=include_self) ** 2
+
+    return f
+
+
+REDUCTIONS = {
+    "scatter_reduce amax": (reduced("amax", False), SAME),
+    "scatter_reduce amin": (reduced("amin", False), SAME),
+    "index_reduce amax": (reduced("amax", False, True), SAME),
+    "scatter_reduce_ amax": (
+        lambda x: (x * 1).scatter_reduce_(0, PLACES[0, :2], x[2:] ** 2, "amax", include_self=False),
+        SAME,
+    ),
+    "index_reduce_ amin": (
+        lambda x: (x * 1).index_reduce_(0, PLACES[0, :2], x[2:] ** 2, "amin", include_self=False),
+        SAME,
+    ),
+    "scatter_reduce of a part": (lambda x: (x[:, :3] ** 2).scatter_reduce(1, PLACES[:, :3], x, "amax"), normal(2, 4)),
+    "scatter_reduce prod of zeros": (lambda x: (x[:3] + 1).scatter_reduce(0, PLACES[0], x, "prod"), SAME * 0),
+    "scatter_reduce prod alone": (
+        lambda x: (x[:3] + 1).scatter_reduce(0, PLACES[1], x, "prod", include_self=False),
+        torch.tensor([0.5, 0, 0, 2], dtype=D),
+    ),
+    "scatter_reduce prod into more": (lambda x: x.T.scatter_reduce(1, PLACES[:, :2], x * 0, "prod"), normal(4, 2)),
+    "index_reduce prod of zeros": (
+        lambda x: (x[:, :3] + 1).index_reduce(1, PLACES[0, 1:], x[:, 1:], "prod"),
+        torch.tensor([[0.5, 0, 0, 0], [0, 1, 0, 2]], dtype=D),
+    ),
+}
+NORMS = {
+    "norm of zeros": (lambda x: torch.linalg.vector_norm(x * ROW, dim=1), X),
+    "3-norm of zeros": (lambda x: torch.linalg.vector_norm(x * ROW, 3, keepdim=True), X),
+    "2.5-norm of a row of zeros": (lambda x: torch.linalg.vector_norm(torch.stack([x[0], x[0] * 0]), 2.5, -1), X),
+    "complex 1-norm": (lambda x: torch.linalg.vector_norm(rotated(x), 1, -1), X),
+    "norm method, p=1": (lambda x: torch.ops.aten.norm(x, 1, [-1], True), X),
+    "cdist of a set with itself": (lambda x: torch.cdist(x, x), X),
+    "cdist of a set with itself, p=3": (lambda x: torch.cdist(x, x, p=3.0), X),
+    "cdist of a set with itself, p=0.5": (lambda x: torch.cdist(x, x, p=0.5), X),
+    "pdist, two rows the same": (lambda x: F.pdist(torch.cat([x, x[:1]]), 2.5), X),
+    "pairwise_distance, p=1": (lambda x: F.pairwise_distance(x[:2], x[1:], 1.0), X),
+    "dist, p=1": (lambda x: torch.dist(x[:2], x[1:], 1), X),
+    "renorm, p=1": (lambda x: x.renorm(1, 0, 0.5), X),
+    "std of one": (lambda x: torch.std(x[:1], 0, correction=0), X),
+    "std of equal complex numbers": (lambda x: torch.std(rotated(x)[:1].expand(3, 2), 0), X),
+}
+LOGARITHMS = {
+    "xlogy at 0": (lambda x: torch.xlogy(x, x[0] + 2), torch.zeros(3, 2, dtype=D)),
+    "xlogy by a number at 0": (lambda x: torch.xlogy(x**2 + x, 2.0), torch.zeros(2, dtype=D)),
+    "xlog1py at 0": (lambda x: torch.special.xlog1py(x, x), torch.zeros(2, dtype=D)),
+}
+CASES = VARIANCES | LIMITS | LISTS | SCATTERED | REDUCTIONS | NORMS | LOGARITHMS
+
+
+@pytest.mark.filterwarnings("ignore:.*is in beta")
 @pytest.mark.parametrize("name", CASES)
 def test_differences(name):
     f, x = CASES[name]

@@ -4,8 +4,8 @@ torch.autograd gives wrong numbers for the second derivative of `_weight_norm`, 
 `batch_norm` (so of instance norm too). Inside `grad`, `vjp` and the like, weight norm is a composition of simpler
 operations, whose derivatives are right at every order, and inside nested ones the other two are as well. So are those
 whose first derivative is wrong already, for some arguments: variances over `dim=()`, limits of `clamp` that meet,
-`as_strided_scatter`, and writes to lists in which a tensor stands twice. The kernels sit on a dispatch key that is
-switched on for that time.
+`as_strided_scatter`, maxima without what was there, and writes to lists in which a tensor stands twice. The kernels sit
+on a dispatch key that is switched on for that time.
 
 Some gradients have no derivative, or one that is not finite, in forward mode neither: those operations are compositions
 where a gradient is differentiated in any way.
@@ -23,6 +23,7 @@ from lanewise._core.dual import DualLevel, share_memory
 from lanewise._core.level import current_level, leave_uncompiled, standing
 from lanewise._core.plane import recorded, tensors_of
 from lanewise._rules.jvp.arithmetic import log_of_sum
+from lanewise._rules.jvp.indexing import LEAST, cut, indexed_products, scattered_products
 from lanewise._rules.jvp.linalg import det_written_out
 from lanewise._rules.jvp.losses import (
     ctc_written_out,
@@ -147,17 +148,29 @@ def weight_norm(v, g, dim=0):
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
+def vector_norm(x, ord: Any = 2, dim=None, keepdim=False, *, dtype=None):
+    """x [*S] -> its norm along dims; torch's gradient is divided by it, and masked where it is 0"""
+    if ord in (0, 1) or math.isinf(ord):
+        return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
+    with torch.no_grad():
+        zero = torch.linalg.vector_norm(x.detach(), ord, dim, True) == 0
+    norm = torch.linalg.vector_norm(torch.where(zero, 1, x), ord, dim, True, dtype=dtype).masked_fill(zero, 0)
+    if keepdim:
+        return norm
+    return norm.squeeze(dim) if isinstance(dim, int) or dim else norm.reshape(())
+
+
 @_written_out(aten._cdist_forward.default, depth=2)
 def cdist(a, b, p, mode=None):
     """a [*N, M, D], b [*N, R, D] -> the distances [*N, M, R]; the gradient of torch's own has no derivative"""
-    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
 
 
 @_written_out(aten._pdist_forward.default, depth=2)
 def pdist(x, p=2.0):
     """x [N, D] -> the distances of all pairs [N (N - 1) / 2]"""
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
-    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+    return vector_norm(x[first] - x[second], p, -1)
 
 
 def _variances(op: Any) -> None:
@@ -197,6 +210,37 @@ def clamp_(x, min=None, max=None):
 def clamp_between_(x, min=None, max=None):
     """The same in place"""
     return torch.clamp_(x, min, max) if min is None or max is None else x.copy_(clamp_between(x.clone(), min, max))
+
+
+@_written_out(aten.scatter_reduce.two, depth=1)
+def scatter_reduce(x, dim, index, source, reduce, *, include_self=True):
+    """x [*S], index [*I], source [*J] -> [*S]; torch's gradient counts what is left out where it equals the result"""
+    if reduce == "prod" and _differentiations() > 1:
+        return scattered_products(x, dim, index, source, include_self)
+    if not include_self and reduce in LEAST:
+        x = x.scatter(dim, index, LEAST[reduce])
+    return aten.scatter_reduce(x, dim, index, cut(source, index), reduce, include_self=include_self)
+
+
+@_written_out(aten.index_reduce.default, depth=1)
+def index_reduce(x, dim, index, source, reduce, *, include_self=True):
+    """x [*S, N, *T], index [I], source [*S, I, *T] -> [*S, N, *T]"""
+    if reduce == "prod" and _differentiations() > 1:
+        return indexed_products(x, dim, index, source, include_self)
+    if not include_self and reduce in LEAST:
+        x = x.index_fill(dim, index, LEAST[reduce])
+    return aten.index_reduce(x, dim, index, source, reduce, include_self=include_self)
+
+
+def _in_place(op: Any, compose: Callable) -> None:
+    @_written_out(op, depth=1)
+    def write(x, *args, **kwargs):
+        """The same in place"""
+        return x.copy_(compose(x.clone(), *args, **kwargs))
+
+
+_in_place(aten.index_reduce_.default, index_reduce)
+_in_place(aten.scatter_reduce_.two, scatter_reduce)
 
 
 def _in_turn(op: Any) -> None:
@@ -331,6 +375,7 @@ for _name, _compose in {
     "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
     "hardsigmoid": hardsigmoid,
     "i0": i0,
+    "linalg_vector_norm": vector_norm,
     "logaddexp": logaddexp,
     "logaddexp2": logaddexp2,
     "logcumsumexp": logcumsumexp,

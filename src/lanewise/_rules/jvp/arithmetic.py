@@ -63,13 +63,22 @@ elementwise(
 )
 elementwise(
     aten.special_xlog1py.default,
-    lambda t, y, a, b: t * torch.special.xlog1py(a != 0, b),
+    lambda t, y, a, b: torch.special.xlog1py(t, b).masked_fill((a == 0) & (b <= -1), 0),
     lambda t, y, a, b: t * (a / (b + 1)),
 )
-elementwise(aten.special_xlog1py.other_scalar, lambda t, y, a, c: t * torch.special.xlog1py(a != 0, c))
+elementwise(
+    aten.special_xlog1py.other_scalar,
+    lambda t, y, a, c: torch.special.xlog1py(t, c) if c > -1 else t * torch.special.xlog1py(a != 0, c),
+)
 elementwise(aten.sub.Scalar, lambda t, y, x, c, alpha=1: t)
-elementwise(aten.xlogy.Scalar_Other, lambda t, y, a, c: t * torch.xlogy(a != 0, c))
-elementwise(aten.xlogy.Tensor, lambda t, y, a, b: t * torch.xlogy(a != 0, b), lambda t, y, a, b: t * (a / b))
+elementwise(
+    aten.xlogy.Scalar_Other, lambda t, y, a, c: torch.xlogy(t, c) if c > 0 else t * torch.xlogy(a != 0, c)
+)
+elementwise(
+    aten.xlogy.Tensor,
+    lambda t, y, a, b: torch.xlogy(t, b).masked_fill((a == 0) & (b <= 0), 0),
+    lambda t, y, a, b: t * (a / b),
+)
 # fmt: on
 
 jointly_linear(aten.complex.default)

@@ -4,7 +4,7 @@ import torch
 
 from lanewise._core.dual import NAMED_COMPOSITIONS
 from lanewise._rules.jvp.arithmetic import log_of_sum
-from lanewise._rules.jvp.families import decomposed, is_constant, jvp_rule, linear, rule_on_plane
+from lanewise._rules.jvp.families import decompose, decomposed, is_constant, jvp_rule, linear, rule_on_plane
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -216,6 +216,9 @@ def cdist(a, b, p, mode=None):
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
 
 
+decompose(aten.dist.default, lambda a, b, p=2: torch.linalg.vector_norm(a - b, p))
+
+
 def _norm_slope(difference, distance, p):
     """The gradient of the p-norm along the last dim, 0 at 0."""
     distance = distance.unsqueeze(-1)
@@ -225,8 +228,12 @@ def _norm_slope(difference, distance, p):
         return difference.sign()
     if p == torch.inf:
         return difference.sign() * (difference.abs() == distance)
-    slope = difference if p == 2 else difference.sign() * difference.abs() ** (p - 1)
-    return (slope / (distance if p == 2 else distance ** (p - 1))).masked_fill(distance == 0, 0)
+    same = distance == 0
+    distance = distance.masked_fill(same, 1)
+    if p == 2:
+        return (difference / distance).masked_fill(same, 0)
+    flat = same | (difference == 0)
+    return (difference.sign() * (difference.abs() / distance).masked_fill(flat, 1) ** (p - 1)).masked_fill(flat, 0)
 
 
 @decomposed(aten._cdist_backward.default)
