@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._core.again.journal import memory
 from lanewise._core.draws.chunk_draws import note_first
-from lanewise._core.layouts import nested_with_tangent
+from lanewise._core.layouts import nested_with_tangent, of_plain_parts
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import functional_twin, write_all, write_out
 from lanewise._core.native import differentiable, double_reverse, native_jvp
@@ -107,7 +107,9 @@ class DualLevel(Level):
 
     def primal(self, tensor: Tensor) -> Tensor:
         """The value of the plane below."""
-        return tensor.value if type(tensor) is DualTensor and tensor.level is self else tensor
+        if type(tensor) is DualTensor and tensor.level is self:
+            return tensor.value
+        return of_plain_parts(tensor) if type(tensor) is Tensor and tensor.layout is not torch.strided else tensor
 
     def tangent(self, tensor: Any) -> Tensor | None:
         """The tangent, or None where it is zero."""
