@@ -459,13 +459,18 @@ def _entry(arg: Any, place: int, count: int) -> Any:
     return [arg[place]] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
 
 
+def derived(x: Tensor) -> bool:
+    """Whether a tensor has a derivative, on its plane or on one below."""
+    return tracked(x) or _carries(x)
+
+
 def taken_as_number(x: Tensor) -> None:
     """Before torch itself takes a tensor for a number, `alpha=t` say, as which it has no derivative.
 
     Outside, torch refuses it where it has a history. What the function asks for, by `float(t)` and the like, does not
     come here.
     """
-    if tracked(x) or _carries(x):
+    if derived(x):
         raise TypeError(
             at_user_line(
                 "the argument must be Number, not Tensor: a tensor that has a derivative, which would be lost",
