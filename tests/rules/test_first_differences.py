@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
+from lanewise.errors import TransformError
 from tests.oracles import FIRST, SECOND, assert_same, difference
 
 D = torch.float64
@@ -120,7 +121,7 @@ NORMS = {
     "3-norm of zeros": (lambda x: torch.linalg.vector_norm(x * ROW, 3, keepdim=True), X),
     "2.5-norm of a row of zeros": (lambda x: torch.linalg.vector_norm(torch.stack([x[0], x[0] * 0]), 2.5, -1), X),
     "complex 1-norm": (lambda x: torch.linalg.vector_norm(rotated(x), 1, -1), X),
-    "norm method, p=1": (lambda x: torch.ops.aten.norm(x, 1, [-1], True), X),
+    "norm along a dim, p=1": (lambda x: torch.ops.aten.norm(x, 1, [-1], True) ** 2, X),
     "cdist of a set with itself": (lambda x: torch.cdist(x, x), X),
     "cdist of a set with itself, p=3": (lambda x: torch.cdist(x, x, p=3.0), X),
     "cdist of a set with itself, p=0.5": (lambda x: torch.cdist(x, x, p=0.5), X),
@@ -136,7 +137,55 @@ LOGARITHMS = {
     "xlogy by a number at 0": (lambda x: torch.xlogy(x**2 + x, 2.0), torch.zeros(2, dtype=D)),
     "xlog1py at 0": (lambda x: torch.special.xlog1py(x, x), torch.zeros(2, dtype=D)),
 }
-CASES = VARIANCES | LIMITS | LISTS | SCATTERED | REDUCTIONS | NORMS | LOGARITHMS
+TWICE = torch.tensor([1, 0, 1])
+GRID = torch.tensor([[0, 1], [0, 2], [2, 1]])
+FLAT = torch.tensor([[[0, 0], [1, 3]]])
+
+
+def assigned(index):
+    """What `y[index] = x` makes of y."""
+
+    def f(x):
+        y = x * 2
+        y[index] = x.sin()
+        return y**2
+
+    return f
+
+
+# The last of several writes to one place counts.
+WRITES = {
+    "assignment": (assigned(TWICE), X),
+    "assignment to columns": (assigned((slice(None), torch.tensor([1, 1]))), X),
+    "assignment to entries": (assigned((TWICE[:, None], torch.tensor([[0, 1]]))), X),
+    "assignment through a mask": (assigned(torch.tensor([[True, False], [True, True], [False, True]]).any(1)), X),
+    "index_put of one row": (lambda x: x.index_put((TWICE,), x[0] ** 2) ** 2, X),
+    "scatter": (lambda x: x.scatter(0, GRID, x**2) ** 2, X),
+    "scatter of a part": (lambda x: x.scatter(-1, TWICE[:2, None] * 0, x**2) ** 2, X),
+    "scatter_": (lambda x: (x * 2).scatter_(0, GRID, x**2) ** 2, X),
+    "index_copy": (lambda x: x.index_copy(0, TWICE, x**2) ** 2, X),
+    "index_copy_": (lambda x: (x * 2).index_copy_(-1, TWICE[:2] * 0, x**2) ** 2, X),
+    "put": (lambda x: x.put(TWICE, x[:, 0] ** 2) ** 2, X),
+    "put_": (lambda x: (x * 2).put_(GRID, x**2) ** 2, X),
+    "max_unpool1d": (lambda x: F.max_unpool1d(x[None, :2], FLAT, 2) ** 2, X),
+    "max_unpool2d": (lambda x: F.max_unpool2d(x[None, None, :2], FLAT[None], 2) ** 2, X),
+    "max_unpool3d": (lambda x: F.max_unpool3d(x[None, None, :2, None], FLAT[None, :, :, None], 2) ** 2, X),
+}
+FAR = torch.tensor([1e4, -3.0, 2.0, 1e3], dtype=D)
+OTHERS = {
+    "polar at 0": (lambda x: torch.polar(x[:2] * x[2], x[1:]).imag, X * torch.tensor([[1.0], [1.0], [0.0]], dtype=D)),
+    "poisson_nll_loss at 0": (lambda x: F.poisson_nll_loss(x[0], x[1:], full=True, reduction="sum"), X * 0),
+    "poisson_nll_loss": (lambda x: F.poisson_nll_loss(x, x.exp() + 3, full=True), X),
+    "logit beyond eps": (lambda x: torch.logit(x, 0.2), torch.tensor([0.0, 1.0, 0.5, 1.2], dtype=D)),
+    "logsumexp complex": (lambda x: torch.logsumexp(rotated(x), 0).abs(), X),
+    "logcumsumexp complex": (lambda x: torch.logcumsumexp(rotated(x), 0).abs(), X),
+    "logaddexp complex": (lambda x: torch.logaddexp(rotated(x[:2]), rotated(x[1:])).abs(), X),
+    "logaddexp complex, far": (lambda x: torch.logaddexp(torch.complex(x, x * 1e-4), x[1] + 0j).real, FAR),
+    "logcumsumexp complex, far": (lambda x: torch.logcumsumexp(torch.complex(x, x * 1e-4), 0).real, FAR),
+    "cosine_similarity of zeros": (lambda x: F.cosine_similarity(x[0], x[1], dim=0, eps=0.5), X * 0),
+    "renorm of zeros": (lambda x: x.renorm(2, 0, 0.5), X * 0),
+}
+CASES = VARIANCES | LIMITS | LISTS | SCATTERED | REDUCTIONS | NORMS | LOGARITHMS | WRITES | OTHERS
 
 
 @pytest.mark.filterwarnings("ignore:.*is in beta")
@@ -165,8 +214,54 @@ def test_differences(name):
             for way, v in zip(nested, directions, strict=False):
                 got, mapped = ways[way](got, v), ways[way](mapped, v.expand(2, *v.shape))
             xs = x.expand(2, *x.shape)
-            for value in (got(x), vmap(got)(xs)[1], mapped(xs) / 2):
+            of_each = vmap(got)
+            for value in (got(x), of_each(xs)[1], of_each(xs)[1], mapped(xs) / 2):
                 assert_same(value, number, tolerance)
     for way in (hessian, lambda f: jacfwd(jacrev(f)), lambda f: jacrev(jacfwd(f))):
         square = way(loss)(x).reshape(x.numel(), x.numel())
         assert_same(directions[0].reshape(-1) @ square @ directions[1].reshape(-1), number, SECOND)
+
+
+# Where there is a kink, torch.autograd says what the derivative is.
+KINKS = {
+    "atan2 of zeros": (lambda x: torch.atan2(x[0], x[1]), X * 0),
+    "multi_margin_loss without a margin": (
+        lambda x: F.multi_margin_loss(x, torch.tensor([0, 1, 1]), margin=0.0),
+        torch.ones_like(X),
+    ),
+    "scatter_reduce amax of equals": (lambda x: x[0].scatter_reduce(0, torch.tensor([1, 1]), x[1], "amax"), X * 0),
+}
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_kinks(name):
+    f, x = KINKS[name]
+    v = normal(*x.shape, seed=1)
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(f(leaf).sum(), leaf)
+    assert_same(grad(lambda x: f(x).sum())(x), slope)
+    assert_same(jvp(lambda x: f(x).sum(), (x,), (v,))[1], (slope * v).sum())
+    assert_same(vmap(lambda x: jvp(lambda x: f(x).sum(), (x,), (v,))[1])(x[None])[0], (slope * v).sum())
+
+
+@pytest.mark.parametrize("distance", [F.pdist, lambda x, p: torch.cdist(x[:1], x[1:], p=p)])
+def test_equal_largest_differences_share(distance):
+    """torch gives each of them all."""
+    x, v = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=D), normal(2, 2)
+    slope = torch.tensor([[-0.5, -0.5], [0.5, 0.5]], dtype=D)
+    f = lambda x: distance(x, torch.inf).sum()
+    assert_same(grad(f)(x), slope)
+    assert_same(jvp(f, (x,), (v,))[1], (slope * v).sum())
+
+
+SPARSE = {
+    "to_sparse": lambda x: x.to_sparse().to_dense(),
+    "sparse_coo_tensor": lambda x: torch.sparse_coo_tensor(torch.arange(3)[None], x[:, 0], (3,)).to_dense(),
+    "times a captured one": lambda x: torch.sparse.sum(torch.eye(3, 2, dtype=D).to_sparse() * x),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_forward_mode_loses_no_tangent_in_sparse_tensors(name):
+    with pytest.raises(TransformError, match="forward mode goes through strided tensors only"):
+        jvp(lambda x: SPARSE[name](x).sum(), (X,), (X,))

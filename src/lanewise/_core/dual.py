@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._core.again.journal import memory
 from lanewise._core.draws.chunk_draws import note_first
-from lanewise._core.layouts import nested_with_tangent, of_plain_parts
+from lanewise._core.layouts import nested_with_tangent, of_plain_parts, sparse_with_tangent
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import functional_twin, write_all, write_out
 from lanewise._core.native import differentiable, double_reverse, native_jvp
@@ -179,7 +179,7 @@ class DualLevel(Level):
                 out, tangent = rule.run(self, args, kwargs)
         else:
             out, tangent = self.below(rule.run, self, args, kwargs)
-        if isinstance(out, Tensor) and tangent is not None:
+        if isinstance(out, Tensor) and tangent is not None and out.layout is torch.strided:
             for operand in operands:
                 # A tangent that passes unchanged to a new value must be a tensor of its own: either may be written to.
                 if type(operand) is DualTensor and operand.tangent is tangent and operand.value is not out:
@@ -203,6 +203,8 @@ class DualLevel(Level):
     def pair(self, out: Any, tangent: Any) -> Any:
         """Wrap results with their tangents, a tree of the same shape in which None is zero."""
         if isinstance(out, Tensor):
+            if out.layout is not torch.strided and differentiable(out):
+                raise sparse_with_tangent(out)
             return self.adopt(out) if tangent is None else self.wrap(out, tangent)
         if isinstance(out, (list, tuple)):
             tangents = [None] * len(out) if tangent is None else tangent

@@ -148,6 +148,18 @@ def nested_with_tangent() -> TransformError:
     )
 
 
+def sparse_with_tangent(out: Tensor) -> TransformError:
+    """The error where a sparse tensor would have a tangent."""
+    return TransformError(
+        at_user_line(
+            f"jvp: a tensor of layout {layout_of(out)} made of values that have a tangent: forward mode goes through "
+            "strided tensors only",
+            "torch.zeros(shape).index_put(indices, values)  # a strided tensor\n"
+            "or grad, vjp and jacrev, which take sparse tensors inside",
+        )
+    )
+
+
 _new_nested = NestedTensor.__new__
 
 

@@ -2,10 +2,8 @@
 
 torch.autograd gives wrong numbers for the second derivative of `_weight_norm`, and for the third of `layer_norm` and
 `batch_norm` (so of instance norm too). Inside `grad`, `vjp` and the like, weight norm is a composition of simpler
-operations, whose derivatives are right at every order, and inside nested ones the other two are as well. So are those
-whose first derivative is wrong already, for some arguments: variances over `dim=()`, limits of `clamp` that meet,
-`as_strided_scatter`, maxima without what was there, and writes to lists in which a tensor stands twice. The kernels sit
-on a dispatch key that is switched on for that time.
+operations, whose derivatives are right at every order, and inside nested ones the other two are as well. The kernels
+sit on a dispatch key that is switched on for that time. (What is wrong at the first order is in gradients.py.)
 
 Some gradients have no derivative, or one that is not finite, in forward mode neither: those operations are compositions
 where a gradient is differentiated in any way.
@@ -19,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanewise._core.dual import DualLevel, share_memory
+from lanewise._core.dual import DualLevel
 from lanewise._core.level import current_level, leave_uncompiled, standing
-from lanewise._core.plane import recorded, tensors_of
+from lanewise._core.plane import recorded
 from lanewise._rules.jvp.arithmetic import log_of_sum
-from lanewise._rules.jvp.indexing import LEAST, cut, indexed_products, scattered_products
 from lanewise._rules.jvp.linalg import det_written_out
 from lanewise._rules.jvp.losses import (
     ctc_written_out,
@@ -34,7 +31,6 @@ from lanewise._rules.jvp.losses import (
 )
 from lanewise._rules.jvp.pointwise import i0, i1, sinc
 from lanewise._rules.jvp.reductions import products_of_segments, scan, sums_of_segments
-from lanewise._rules.lists import entry_by_entry, operations_on_lists
 from lanewise._torch_compat import (
     ORDER_KEY,
     ORDER_KEY_NAME,
@@ -49,7 +45,7 @@ aten = torch.ops.aten
 
 _fallthrough = torch.library.Library("_", "IMPL")
 _fallthrough.fallback(torch.library.fallthrough_kernel, ORDER_KEY_NAME)
-_kernels = torch.library.Library("aten", "IMPL")
+aten_kernels = torch.library.Library("aten", "IMPL")
 
 
 def one_order_more() -> None:
@@ -72,7 +68,7 @@ def recording() -> bool:
     return standing.orders > 0
 
 
-def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
+def written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     """Register what stands for an operation in so many nested reverse passes and more."""
 
     def register(compose: Callable) -> Callable:
@@ -81,18 +77,18 @@ def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
                 return (op if standing.orders < depth else compose)(*args, **kwargs)
 
         never_compile(run)
-        _kernels.impl(op.name().removeprefix("aten::"), run, ORDER_KEY_NAME)
+        aten_kernels.impl(op.name().removeprefix("aten::"), run, ORDER_KEY_NAME)
         return compose
 
     return register
 
 
-def _without_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
+def without_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
     """Register what stands for an operation where its gradient is differentiated by another transform."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
-            if _differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
+            if differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
                 return compose(*args, **kwargs)
             packet, _, overload = name.partition(".")
             return getattr(getattr(getattr(torch.ops, library.ns), packet), overload or "default")(*args, **kwargs)
@@ -101,7 +97,7 @@ def _without_derivative(library: torch.library.Library, name: str, compose: Call
     library.impl(name, run, ORDER_KEY_NAME)
 
 
-def _differentiations() -> int:
+def differentiations() -> int:
     """How many transforms that are open differentiate."""
     total, level = standing.orders, current_level()
     while level is not None:
@@ -117,7 +113,7 @@ def _normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
     return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
-@_written_out(aten.layer_norm.default, depth=2)
+@written_out(aten.layer_norm.default, depth=2)
 def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     """x [*N, *S], weight [*S], bias [*S] -> [*N, *S]"""
     if tuple(x.shape[x.dim() - len(normalized_shape) :]) != tuple(normalized_shape):
@@ -127,7 +123,7 @@ def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enab
     return (out if bias is None else out + bias).to(x.dtype)
 
 
-@_written_out(aten.batch_norm.default, depth=2)
+@written_out(aten.batch_norm.default, depth=2)
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     """x [N, C, *S], all others [C] -> [N, C, *S]"""
     if not training or x.numel() == 0:
@@ -142,7 +138,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     return (out if bias is None else out + bias.reshape(channels)).to(x.dtype)
 
 
-@_written_out(aten._weight_norm.default, depth=1)
+@written_out(aten._weight_norm.default, depth=1)
 def weight_norm(v, g, dim=0):
     """v [*S], g with size 1 but for `dim` -> v g / |v|, the norm over all dims but `dim`"""
     return v * (g / torch.norm_except_dim(v, 2, dim))
@@ -160,115 +156,21 @@ def vector_norm(x, ord: Any = 2, dim=None, keepdim=False, *, dtype=None):
     return norm.squeeze(dim) if isinstance(dim, int) or dim else norm.reshape(())
 
 
-@_written_out(aten._cdist_forward.default, depth=2)
+@written_out(aten._cdist_forward.default, depth=1)
 def cdist(a, b, p, mode=None):
     """a [*N, M, D], b [*N, R, D] -> the distances [*N, M, R]; the gradient of torch's own has no derivative"""
+    if standing.orders == 1 and not math.isinf(p):
+        return aten._cdist_forward(a, b, p, mode)
     return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
 
 
-@_written_out(aten._pdist_forward.default, depth=2)
+@written_out(aten._pdist_forward.default, depth=1)
 def pdist(x, p=2.0):
-    """x [N, D] -> the distances of all pairs [N (N - 1) / 2]"""
+    """x [N, D] -> the distances of all pairs [N (N - 1) / 2]; torch's gradient of maxima that are equal is their sum"""
+    if standing.orders == 1 and not math.isinf(p):
+        return aten._pdist_forward(x, p)
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
     return vector_norm(x[first] - x[second], p, -1)
-
-
-def _variances(op: Any) -> None:
-    @_written_out(op, depth=1)
-    def over_named_dims(x, dim=None, *, correction=None, keepdim=False):
-        """x [*S] -> over `dim`; over all where it is (), which torch's gradient takes for none"""
-        return op(
-            x, list(range(x.dim())) if dim is not None and not dim else dim, correction=correction, keepdim=keepdim
-        )
-
-
-for _op in (aten.std.correction, aten.std_mean.correction, aten.var.correction, aten.var_mean.correction):
-    _variances(_op)
-
-
-@_written_out(aten.clamp.default, depth=1)
-def clamp(x, min=None, max=None):
-    """x [*S] -> [*S], the same for all x where the limits are; torch's gradient lets pass what is equal to them"""
-    out = torch.clamp(x, min, max)
-    return out if min is None or min != max else out.masked_fill(out == min, min)
-
-
-@_written_out(aten.clamp.Tensor, depth=1)
-def clamp_between(x, min=None, max=None):
-    """x, min, max [*S] -> [*S]; where the limits meet, the upper one, of which torch's gradient is 0 for x below it"""
-    out = torch.clamp(x, min, max)
-    return out if min is None or max is None else torch.where((min == max) & (out == max), max, out)
-
-
-@_written_out(aten.clamp_.default, depth=1)
-def clamp_(x, min=None, max=None):
-    """The same in place"""
-    return torch.clamp_(x, min, max) if min is None or min != max else x.copy_(clamp(x.clone(), min, max))
-
-
-@_written_out(aten.clamp_.Tensor, depth=1)
-def clamp_between_(x, min=None, max=None):
-    """The same in place"""
-    return torch.clamp_(x, min, max) if min is None or max is None else x.copy_(clamp_between(x.clone(), min, max))
-
-
-@_written_out(aten.scatter_reduce.two, depth=1)
-def scatter_reduce(x, dim, index, source, reduce, *, include_self=True):
-    """x [*S], index [*I], source [*J] -> [*S]; torch's gradient counts what is left out where it equals the result"""
-    if reduce == "prod" and _differentiations() > 1:
-        return scattered_products(x, dim, index, source, include_self)
-    if not include_self and reduce in LEAST:
-        x = x.scatter(dim, index, LEAST[reduce])
-    return aten.scatter_reduce(x, dim, index, cut(source, index), reduce, include_self=include_self)
-
-
-@_written_out(aten.index_reduce.default, depth=1)
-def index_reduce(x, dim, index, source, reduce, *, include_self=True):
-    """x [*S, N, *T], index [I], source [*S, I, *T] -> [*S, N, *T]"""
-    if reduce == "prod" and _differentiations() > 1:
-        return indexed_products(x, dim, index, source, include_self)
-    if not include_self and reduce in LEAST:
-        x = x.index_fill(dim, index, LEAST[reduce])
-    return aten.index_reduce(x, dim, index, source, reduce, include_self=include_self)
-
-
-def _in_place(op: Any, compose: Callable) -> None:
-    @_written_out(op, depth=1)
-    def write(x, *args, **kwargs):
-        """The same in place"""
-        return x.copy_(compose(x.clone(), *args, **kwargs))
-
-
-_in_place(aten.index_reduce_.default, index_reduce)
-_in_place(aten.scatter_reduce_.two, scatter_reduce)
-
-
-def _in_turn(op: Any) -> None:
-    each = entry_by_entry(op)
-
-    @_written_out(op, depth=1)
-    def write(*args, **kwargs):
-        """Writes to lists; torch's gradient knows of no other write to what stands in them twice"""
-        return (each if share_memory(tensors_of(args, kwargs)) else op)(*args, **kwargs)
-
-
-for _op in operations_on_lists():
-    if _op._schema.is_mutable:
-        _in_turn(_op)
-
-
-@_written_out(aten.as_strided_scatter.default, depth=1)
-def as_strided_scatter(x, source, size, stride, storage_offset=None):
-    """x [*S], source [*size] -> [*S]; torch's gradient of x is what it leaves out"""
-    start = x.storage_offset() if storage_offset is None else storage_offset
-    ends = [
-        begin + sum((n - 1) * step for n, step in zip(shape, steps))
-        for begin, shape, steps in ((x.storage_offset(), x.shape, x.stride()), (start, size, stride))
-    ]
-    places = torch.full((max(ends) + 1,), -1, device=x.device)
-    places.as_strided(size, stride, start).copy_(torch.arange(source.numel(), device=x.device).reshape(source.shape))
-    taken = places.as_strided(x.shape, x.stride(), x.storage_offset())
-    return torch.where(taken < 0, x, source.reshape(-1)[taken.clamp_min(0)])
 
 
 def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
@@ -280,9 +182,20 @@ def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=F
     return moved.masked_fill(loss == torch.inf, 0) if zero_infinity else moved, sums
 
 
-def logaddexp(x, y):
-    """x, y [*S] -> [*S]; torch's gradient has an infinite exponential in it where x and y lie far apart"""
-    return torch.logaddexp(x, y) if x.is_complex() or y.is_complex() else log_of_sum(x, y)
+def logit(x, eps=None):
+    """x [*S] -> [*S], the same beyond eps from 0 and 1; torch divides by 0 there before it masks"""
+    if eps is None or eps <= 0:
+        return torch.logit(x, eps)
+    with torch.no_grad():
+        fixed = x.detach()
+        inside, out = (fixed >= eps) & (fixed <= 1 - eps), torch.logit(fixed, eps)
+    return torch.where(inside, torch.logit(torch.where(inside, x, 0.5), eps), out)
+
+
+def renorm(x, p, dim, maxnorm):
+    """x [*S] -> its slices along dim scaled down to the norm maxnorm, as the kernel does"""
+    norms = vector_norm(x, p, [d for d in range(x.dim()) if d != dim % x.dim()], keepdim=True)
+    return x * torch.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1)
 
 
 def logaddexp2(x, y):
@@ -376,17 +289,18 @@ for _name, _compose in {
     "hardsigmoid": hardsigmoid,
     "i0": i0,
     "linalg_vector_norm": vector_norm,
-    "logaddexp": logaddexp,
     "logaddexp2": logaddexp2,
     "logcumsumexp": logcumsumexp,
+    "logit": logit,
     "multi_margin_loss": multi_margin_loss,
     "multilabel_margin_loss_forward": whole_multilabel_margin_loss,
     "pow.Tensor_Tensor": power,
+    "renorm": renorm,
     "scaled_dot_product_attention": attention,
     "segment_reduce": segment_reduce,
     "sinc": sinc,
     "special_i1": i1,
 }.items():
-    _without_derivative(_kernels, _name, _compose)
-_without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
-_without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)
+    without_derivative(aten_kernels, _name, _compose)
+without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
+without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)

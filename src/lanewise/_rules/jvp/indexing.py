@@ -107,7 +107,7 @@ def each_place(x, dim, index, *sources):
 
 def cut(source, index):
     """The first entries of the source, as many in each dim as the index has"""
-    return source[tuple(slice(n) for n in index.shape)]
+    return source if source.shape == index.shape else source[tuple(slice(n) for n in index.shape)]
 
 
 # What counts for nothing in a reduction.

@@ -145,7 +145,7 @@ def _gaps(x, target, margin):
     """max(0, margin - x[target] + x[i]) for the classes i, and where i is another class than the target; [N, C]"""
     x, target = (x if x.dim() == 2 else x.reshape(1, -1)), target.reshape(-1, 1)
     others = torch.arange(x.shape[1], device=x.device) != target
-    return (margin - x.gather(1, target) + x).clamp_min(0), others, target
+    return (margin - x.gather(1, target) + x).relu(), others, target
 
 
 @decomposed(aten.multi_margin_loss.default)
@@ -189,7 +189,7 @@ def whole_multilabel_margin_loss(x, target, reduction):
     with torch.no_grad():
         out = aten.multilabel_margin_loss_forward.default(x, target, reduction)
     gaps, _, counted = _gaps_to_labels(x, x, target, out[1])
-    return _sum_of_gaps(gaps.clamp_min(0).masked_fill(~counted, 0), reduction).reshape(out[0].shape), out[1]
+    return _sum_of_gaps(gaps.relu().masked_fill(~counted, 0), reduction).reshape(out[0].shape), out[1]
 
 
 def _gaps_to_labels(x, t, labels, is_target):
@@ -227,7 +227,8 @@ def _norm_slope(difference, distance, p):
     if p == 1:
         return difference.sign()
     if p == torch.inf:
-        return difference.sign() * (difference.abs() == distance)
+        largest = difference.abs() == distance
+        return difference.sign() * largest / largest.sum(-1, keepdim=True)
     same = distance == 0
     distance = distance.masked_fill(same, 1)
     if p == 2:

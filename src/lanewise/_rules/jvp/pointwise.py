@@ -24,8 +24,9 @@ _ROOT_PI = math.sqrt(math.pi)
 
 def _logit_tangent(t, x, eps):
     limit = 0 if eps is None or eps < 0 else eps
-    tangent = t / (x * (1 - x))
-    return tangent.masked_fill((x < limit) | (x > 1 - limit), math.nan if eps is None or eps < 0 else 0)
+    outside = (x < limit) | (x > 1 - limit)
+    x = x.masked_fill(outside, 0.5)
+    return (t / (x * (1 - x))).masked_fill(outside, math.nan if eps is None or eps < 0 else 0)
 
 
 def _silu_slope(x, y):

@@ -221,7 +221,7 @@ def logsumexp(level, x, dim, keepdim=False):
         return out, x.tangent.mul(1)
     if not x.numel():
         return out, torch.zeros_like(out)
-    top = x.value.amax(_dims(dim, x.dim()), True).detach()
+    top = (x.value.real if x.is_complex() else x.value).amax(_dims(dim, x.dim()), True).detach()
     # Where all are the same infinity, they share.
     weights = (x.value - top).masked_fill((x.value == top) & top.isinf(), 0).exp()
     return out, _sum(weights * x.tangent, dim, keepdim) / _sum(weights, dim, keepdim)
@@ -364,7 +364,7 @@ def cumprod(x, dim, *, dtype=None):
 @decomposed(aten.logcumsumexp.default, aten._logcumsumexp.default)
 def logcumsumexp(x, dim):
     """The same with sums of exponentials"""
-    return scan(torch.logaddexp if x.is_complex() else log_of_sum, x, dim)
+    return scan(log_of_sum, x, dim)
 
 
 def scan(combine, x, dim):
