@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lanewise import grad, hessian, jacfwd, jacrev, jvp, vmap
-from lanewise.errors import TransformError
+from lanewise.errors import FunctionError, TransformError
 from tests.oracles import FIRST, SECOND, assert_same, difference
 
 D = torch.float64
@@ -185,7 +185,20 @@ OTHERS = {
     "cosine_similarity of zeros": (lambda x: F.cosine_similarity(x[0], x[1], dim=0, eps=0.5), X * 0),
     "renorm of zeros": (lambda x: x.renorm(2, 0, 0.5), X * 0),
 }
-CASES = VARIANCES | LIMITS | LISTS | SCATTERED | REDUCTIONS | NORMS | LOGARITHMS | WRITES | OTHERS
+BESSEL = {
+    name: (getattr(torch.special, name), torch.tensor([0.3, -1.7], dtype=D))
+    for name in ("bessel_j0", "bessel_j1", "modified_bessel_i0", "modified_bessel_i1", "spherical_bessel_j0")
+} | {
+    name: (getattr(torch.special, name), torch.tensor([0.4, 1.7, 3.0], dtype=D))
+    for name in (
+        "bessel_y0", "bessel_y1", "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0",
+        "scaled_modified_bessel_k1",
+    )
+} | {
+    "hermite_polynomial_h": (lambda x: torch.special.hermite_polynomial_h(x, torch.tensor([[0.0], [3.0]])), X[0]),
+    "hermite_polynomial_he": (lambda x: torch.special.hermite_polynomial_he(x, 4), X),
+}  # fmt: skip
+CASES = VARIANCES | LIMITS | LISTS | SCATTERED | REDUCTIONS | NORMS | LOGARITHMS | WRITES | OTHERS | BESSEL
 
 
 @pytest.mark.filterwarnings("ignore:.*is in beta")
@@ -265,3 +278,40 @@ SPARSE = {
 def test_forward_mode_loses_no_tangent_in_sparse_tensors(name):
     with pytest.raises(TransformError, match="forward mode goes through strided tensors only"):
         jvp(lambda x: SPARSE[name](x).sum(), (X,), (X,))
+
+
+@pytest.mark.parametrize("name", ["bessel_j1", "modified_bessel_i1", "spherical_bessel_j0"])
+def test_bessel_functions_at_0(name):
+    f, zero = getattr(torch.special, name), torch.zeros((), dtype=D)
+    slopes = {"bessel_j1": [0.5, 0.0, -0.375], "modified_bessel_i1": [0.5, 0.0, 0.375]}
+    for want in slopes.get(name, [0.0, -1 / 3, 0.0]):
+        f = grad(f)
+        assert_same(f(zero), torch.tensor(want, dtype=D))
+
+
+@pytest.mark.parametrize("name", ["chebyshev_polynomial_t", "shifted_chebyshev_polynomial_t"])
+def test_slopes_of_chebyshev_polynomials(name):
+    f = lambda x: getattr(torch.special, name)(x, 3).sum()
+    x, v = torch.tensor([1.0, 0.4, -0.2], dtype=D), normal(3)
+    (want,) = difference(f, (x,), (v,))
+    assert_same(jvp(f, (x,), (v,))[1], want, FIRST)
+    assert_same((grad(f)(x) * v).sum(), want, FIRST)
+
+
+UNKNOWN = {
+    "airy_ai": torch.special.airy_ai,
+    "legendre_polynomial_p": lambda x: torch.special.legendre_polynomial_p(x, 2),
+    "chebyshev_polynomial_u": lambda x: torch.special.chebyshev_polynomial_u(x, torch.tensor(2.0)),
+    "laguerre_polynomial_l": lambda x: torch.special.laguerre_polynomial_l(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_has_no_known_derivative_raises(name):
+    f = lambda x: UNKNOWN[name](x).sum()
+    for run in (lambda: grad(f)(X), lambda: jvp(f, (X,), (X,)), lambda: vmap(grad(f))(X)):
+        with pytest.raises(FunctionError, match=f"derivative for aten::special_{name} is not implemented"):
+            run()
+    assert_same(vmap(UNKNOWN[name])(X), UNKNOWN[name](X))
+    degree = torch.tensor([1.0, 2.0])
+    assert_same(grad(lambda n: torch.special.legendre_polynomial_p(0.5, n).sum())(degree), torch.zeros(2))

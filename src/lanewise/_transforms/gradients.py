@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 
 from lanewise._core.dual import share_memory
 from lanewise._core.level import on_plane
 from lanewise._core.plane import Plane, recorded, tensors_of
 from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.indexing import LEAST, cut, indexed_products, scattered_products
+from lanewise._rules.jvp.special import SLOPES
 from lanewise._rules.lists import entry_by_entry, operations_on_lists
 from lanewise._transforms.orders import differentiations, written_out
 
@@ -29,6 +31,11 @@ def _never(ask: Callable[[], Tensor], *operands: Tensor) -> bool:
         return False
     with on_plane(None), torch.no_grad():
         return not ask().any()
+
+
+def _records(x: Any) -> bool:
+    """Whether an operand has a history; kernels get a tensor that stands for a number as the number."""
+    return isinstance(x, Tensor) and recorded(x)
 
 
 def _variances(op: Any) -> None:
@@ -182,7 +189,7 @@ def _index_put(op: Any) -> None:
     @written_out(op, depth=1)
     def index_put(x, indices, values, accumulate=False):
         """x [*S], values that broadcast to x[indices] -> [*S]"""
-        if accumulate or not recorded(values) or not _indices_repeat(indices):
+        if accumulate or not _records(values) or not _indices_repeat(indices):
             return op(x, indices, values, accumulate)
 
         def places(order):
@@ -196,7 +203,7 @@ def _scatter(op: Any) -> None:
     @written_out(op, depth=1)
     def scatter(x, dim, index, source):
         """x [*S], index [*I], source [*J] -> [*S]"""
-        if not recorded(source):
+        if not _records(source):
             return op(x, dim, index, source)
 
         def places(order):
@@ -209,7 +216,7 @@ def _index_copy(op: Any) -> None:
     @written_out(op, depth=1)
     def index_copy(x, dim, index, source):
         """x [*S, N, *T], index [I], source [*S, I, *T] -> [*S, N, *T]"""
-        if not recorded(source) or index.numel() < 2:
+        if not _records(source) or index.numel() < 2:
             return op(x, dim, index, source)
 
         def places(order):
@@ -222,7 +229,7 @@ def _put(op: Any) -> None:
     @written_out(op, depth=1)
     def put(x, index, source, accumulate=False):
         """x [*S], index, source [*I] -> [*S]"""
-        if accumulate or not recorded(source) or index.numel() < 2:
+        if accumulate or not _records(source) or index.numel() < 2:
             return op(x, index, source, accumulate)
 
         def places(order):
@@ -253,3 +260,34 @@ for _op in (aten.put.default, aten.put_.default):
     _put(_op)
 _max_unpool(aten.max_unpool2d.default, 2)
 _max_unpool(aten.max_unpool3d.default, 3)
+
+
+# --- what torch takes for a constant ----------------------------------------------------------------------------------
+
+
+class _Sloped(Function):
+    """A pointwise operation by its slope, a function of its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, op: Any, slope: Callable[..., Tensor], *rest: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.slope, ctx.rest = slope, rest
+        return op(x, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return (g * ctx.slope(x, *ctx.rest)).sum_to_size(x.shape), None, None, *[None for _ in ctx.rest]
+
+
+def _sloped(op: Any, slope: Callable[..., Tensor]) -> None:
+    @written_out(op, depth=1)
+    def run(x, *rest):
+        """x [*S] -> [*S]"""
+        if _records(x):
+            return _Sloped.apply(x, op, slope, *rest)
+        return (op if isinstance(x, Tensor) else op.overloadpacket)(x, *rest)
+
+
+for _op, _slope in SLOPES.items():
+    _sloped(_op, _slope)
