@@ -125,6 +125,7 @@ NORMS = {
     "cdist of a set with itself": (lambda x: torch.cdist(x, x), X),
     "cdist of a set with itself, p=3": (lambda x: torch.cdist(x, x, p=3.0), X),
     "cdist of a set with itself, p=0.5": (lambda x: torch.cdist(x, x, p=0.5), X),
+    "cdist by products": (lambda x: torch.cdist(x, x[:2] * 2 + 1, compute_mode="use_mm_for_euclid_dist"), X),
     "pdist, two rows the same": (lambda x: F.pdist(torch.cat([x, x[:1]]), 2.5), X),
     "pairwise_distance, p=1": (lambda x: F.pairwise_distance(x[:2], x[1:], 1.0), X),
     "dist, p=1": (lambda x: torch.dist(x[:2], x[1:], 1), X),
@@ -182,6 +183,10 @@ OTHERS = {
     "logaddexp complex": (lambda x: torch.logaddexp(rotated(x[:2]), rotated(x[1:])).abs(), X),
     "logaddexp complex, far": (lambda x: torch.logaddexp(torch.complex(x, x * 1e-4), x[1] + 0j).real, FAR),
     "logcumsumexp complex, far": (lambda x: torch.logcumsumexp(torch.complex(x, x * 1e-4), 0).real, FAR),
+    "cross_entropy of a view": (
+        lambda x: F.cross_entropy(x.reshape(1, 1, 3, 2).permute(0, 3, 1, 2), torch.tensor([[[0, 1, 1]]])),
+        X,
+    ),
     "cosine_similarity of zeros": (lambda x: F.cosine_similarity(x[0], x[1], dim=0, eps=0.5), X * 0),
     "renorm of zeros": (lambda x: x.renorm(2, 0, 0.5), X * 0),
 }
@@ -237,6 +242,10 @@ def test_differences(name):
 
 # Where there is a kink, torch.autograd says what the derivative is.
 KINKS = {
+    "cdist of the same rows": (
+        lambda x: torch.cdist(x, LIMIT[None], compute_mode="use_mm_for_euclid_dist"),
+        LIMIT[None],
+    ),
     "atan2 of zeros": (lambda x: torch.atan2(x[0], x[1]), X * 0),
     "multi_margin_loss without a margin": (
         lambda x: F.multi_margin_loss(x, torch.tensor([0, 1, 1]), margin=0.0),

@@ -182,6 +182,11 @@ def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=F
     return moved.masked_fill(loss == torch.inf, 0) if zero_infinity else moved, sums
 
 
+def euclidean_dist(a, b):
+    """a [*N, M, D], b [*N, R, D] -> the distances [*N, M, R]; torch's gradient is divided by them, and then masked"""
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), 2, -1)
+
+
 def logit(x, eps=None):
     """x [*S] -> [*S], the same beyond eps from 0 and 1; torch divides by 0 there before it masks"""
     if eps is None or eps <= 0:
@@ -284,6 +289,7 @@ for _name, _compose in {
     "_ctc_loss": ctc_loss,
     "_ctc_loss.Tensor": ctc_loss,
     "_embedding_bag": embedding_bag,
+    "_euclidean_dist": euclidean_dist,
     "_linalg_det": det_written_out,
     "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
     "hardsigmoid": hardsigmoid,

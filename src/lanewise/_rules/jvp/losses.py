@@ -5,6 +5,7 @@ import torch
 from lanewise._core.dual import NAMED_COMPOSITIONS
 from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.families import decompose, decomposed, is_constant, jvp_rule, linear, rule_on_plane
+from lanewise._rules.jvp.reductions import over
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -28,7 +29,8 @@ def _nll(op):
         target, weight = level.primal(target), level.primal(weight)
         out = op(level.primal(x), target, weight, reduction, ignore_index)
         t = level.tangent(x)
-        return out, None if t is None else [op(t, target, weight, reduction, ignore_index)[0], None]
+        # The gradient's kernel takes contiguous tensors only.
+        return out, None if t is None else [op(t.contiguous(), target, weight, reduction, ignore_index)[0], None]
 
     jvp_rule(op)(rule)
 
@@ -214,6 +216,20 @@ def _sum_of_gaps(gaps, reduction):
 def cdist(a, b, p, mode=None):
     """a [*B, M, D], b [*B, N, D] -> [*B, M, N]"""
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
+
+
+@jvp_rule(aten._euclidean_dist.default)
+def euclidean_dist(level, a, b):
+    """a [*B, M, D], b [*B, N, D] -> [*B, M, N]: (a - b) (t_a - t_b) / y, by products of matrices; 0 where y is"""
+    pa, pb, ta, tb = level.primal(a), level.primal(b), level.tangent(a), level.tangent(b)
+    y = aten._euclidean_dist.default(pa, pb)
+    total = None
+    if ta is not None:
+        total = (pa * ta).sum(-1, keepdim=True) - ta @ pb.mT
+    if tb is not None:
+        part = (pb * tb).sum(-1, keepdim=True).mT - pa @ tb.mT
+        total = part if total is None else total + part
+    return y, over(total, y)
 
 
 decompose(aten.dist.default, lambda a, b, p=2: torch.linalg.vector_norm(a - b, p))

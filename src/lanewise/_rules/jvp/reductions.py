@@ -124,7 +124,7 @@ def sort_stable(level, x, *, stable, dim=-1, descending=False):
     return out, [x.tangent.gather(dim, out[1]) if x.dim() else x.tangent.mul(1), None]
 
 
-def _over(t, y):
+def over(t, y):
     """t / y, and 0 where y is 0, in its derivatives too"""
     zero = y == 0
     return (t / y.masked_fill(zero, 1)).masked_fill(zero, 0)
@@ -157,7 +157,7 @@ def std(level, x, dim=None, *, correction=None, keepdim=False):
     """The variance's tangent over 2 std; 0 where std is 0"""
     out = torch.std(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
-    return out, _over(t, 2 * out)
+    return out, over(t, 2 * out)
 
 
 @jvp_rule(aten.var_mean.correction, guarded=False)
@@ -173,7 +173,7 @@ def std_mean(level, x, dim=None, *, correction=None, keepdim=False):
     """Those of std and mean"""
     out = torch.std_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
-    return out, [_over(t, 2 * out[0]), x.tangent.mean(_dims(dim, x.dim()), keepdim)]
+    return out, [over(t, 2 * out[0]), x.tangent.mean(_dims(dim, x.dim()), keepdim)]
 
 
 @decomposed(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype)
@@ -190,7 +190,7 @@ def vector_norm(level, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     if ord == 0:
         return y, None
     if ord == 2:
-        return y, _over(_sum(_along(value, t), dim, keepdim), y)
+        return y, over(_sum(_along(value, t), dim, keepdim), y)
     part = _along(value.sgn(), t)
     if ord == 1:
         return y, _sum(part, dim, keepdim)
