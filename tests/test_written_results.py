@@ -1,5 +1,8 @@
 """What operations write: into lists of tensors, into `out=`, of which dtype; numbers that torch takes of tensors."""
 
+import math
+import sys
+
 import pytest
 import torch
 
@@ -161,6 +164,27 @@ NUMBERS = {
     "a value": lambda x, t: torch.full((3,), t) * x,
     "of a list": lambda x, t: torch._foreach_pow([x], t)[0],
 }
+FLOATS = {
+    "eps": lambda x, t: torch.nn.functional.layer_norm(x, (3,), eps=t),
+    "delta": lambda x, t: torch.nn.functional.huber_loss(x, x + 1, delta=t),
+    "padding": lambda x, t: torch.nn.functional.pad(x, (1, 1), value=t),
+    "of a function": lambda x, t: torch.logit(x.sigmoid(), t),
+    "by name": lambda x, t: torch.logit(x.sigmoid(), eps=t),
+    "unpacked": lambda x, t: torch.logit(*(x.sigmoid(), t)),
+    "unpacked by name": lambda x, t: torch.logit(x.sigmoid(), **{"eps": t}),
+    "of a method": lambda x, t: x.logit(t),
+    "of a result's method": lambda x, t: (x + 1).sigmoid().logit(t),
+    "over lines": lambda x, t: (
+        x
+        .sigmoid()
+        .logit(
+            t
+        )
+    ),
+    "kept": lambda x, t: torch.nn.LayerNorm(3, eps=t, dtype=DOUBLE)(x),
+}  # fmt: skip
+if sys.version_info >= (3, 11):  # where the code of a frame says what it calls
+    NUMBERS |= FLOATS
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -192,3 +216,40 @@ def test_the_text_of_a_tensor_taken_as_a_number():
         "the argument must be Number, not Tensor: a tensor that has a derivative, which would be lost"
     )
     assert "alpha=t.detach()" in str(caught.value)
+
+
+def test_the_text_of_a_tensor_taken_as_a_float():
+    if sys.version_info < (3, 11):
+        pytest.skip("a constant there")
+    x = torch.rand(3)
+    with pytest.raises(TypeError) as caught:
+        jvp(lambda x: torch.nn.functional.layer_norm(x, (3,), eps=x[0]), (x,), (x,))
+    first, _, *instead = str(caught.value).splitlines()
+    assert first == (
+        "layer_norm(): argument 'eps' must be float, not Tensor: a tensor that has a derivative, which would be lost"
+    )
+    assert instead == [
+        "Write instead:",
+        "  t.detach()  # or float(t), where it is meant to be a constant",
+        "  or write the formula with operations that take a tensor there",
+    ]
+
+
+CONSTANTS = {
+    "float": lambda x, t: x * float(t),
+    "math.sqrt": lambda x, t: x * math.sqrt(t),
+    "map": lambda x, t: x * next(iter(map(float, [t]))),
+    "in the call": lambda x, t: torch.nn.functional.layer_norm(x, (3,), eps=float(t)),
+    "text": lambda x, t: x * len(f"{float(t):.3f}"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_float_that_the_function_asks_for_is_a_constant(name):
+    x = torch.rand(3, dtype=DOUBLE)
+    f = lambda x: CONSTANTS[name](x, x[0] + 0.1).sum()
+    fixed = lambda y: CONSTANTS[name](y, x[0] + 0.1).sum()
+    want = jvp(fixed, (x,), (x,))
+    assert_same(jvp(f, (x,), (x,)), want)
+    assert_same(vmap(lambda x: jvp(f, (x,), (x,)))(x[None]), tuple(t[None] for t in want))
+    assert_same(grad(lambda xs: vmap(f)(xs).sum())(x[None])[0], grad(fixed)(x))

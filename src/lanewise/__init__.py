@@ -8,7 +8,8 @@ import lanewise._core.python.surface
 import lanewise._core.recording.autograd
 import lanewise._core.recording.nodes
 import lanewise._rules.batch
-import lanewise._rules.jvp  # noqa: F401
+import lanewise._rules.jvp
+import lanewise._transforms.gradients  # noqa: F401
 from lanewise import debug as debug
 from lanewise import errors as errors
 from lanewise import random as random

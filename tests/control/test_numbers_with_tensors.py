@@ -10,6 +10,7 @@ from lanewise import grad, vmap
 FLOATS = [1.1, 1e10, -0.37, 0.0999, 3.0000001, 65519.0, 0.5, 1e-9]
 WHOLE = [3, -2, 40000, 2049, 1, 7, -1, 2**24 + 1]
 LARGE = [2**53 + 1, -(2**60) + 3, 2**40 + 1, 9, 2**62, 2**31, -5, 2**63 - 1]
+TRUTHS = [True, False, False, True, True, False, True, True]
 XS = [1.3, 2.7, -0.37, 0.1, 3.0, 100.5, 5.5, 2048.0]
 NS = [1, 2, -3, 4, 5, 3, 7, 2**24 + 1]
 
@@ -18,6 +19,8 @@ OPERATIONS = {
     "rmul": lambda x, k: k * x,
     "add": lambda x, k: x + k,
     "sub": lambda x, k: x - k,
+    "sub_": lambda x, k: x.clone().sub_(k),
+    "torch.subtract": lambda x, k: torch.subtract(x, other=k),
     "rsub": lambda x, k: k - x,
     "div": lambda x, k: x / k,
     "rdiv": lambda x, k: k / x,
@@ -98,8 +101,8 @@ def test_as_the_loop(dtype, dims):
     if dims:
         xs = torch.stack([xs, xs + 1 if dtype is not torch.bool else ~xs], 1)
     wrong = []
-    for numbers in (FLOATS, WHOLE, LARGE):
-        ks = torch.tensor(numbers, dtype=torch.float64 if numbers is FLOATS else torch.int64)
+    for numbers in (FLOATS, WHOLE, LARGE, TRUTHS):
+        ks = torch.tensor(numbers, dtype=torch.float64 if numbers is FLOATS else None)
         for name, operation in {**OPERATIONS, **POWERS}.items():
             f = lambda x, k, operation=operation: operation(x, k.item())
             short = dtype in (torch.float16, torch.bfloat16)

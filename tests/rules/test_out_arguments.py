@@ -22,8 +22,11 @@ OPERATIONS = {
     "div": lambda a, **out: torch.div(a, a[0] + 3, **out),
     "eigvalsh": lambda a, **out: torch.linalg.eigvalsh(a, **out),
     "full": lambda a, **out: torch.full((2, 3), 1.5, **out) + a.sum(),
+    "heaviside": lambda a, **out: torch.heaviside(a, a[0], **out),
+    "index_select": lambda a, **out: torch.index_select(a, 0, torch.tensor([0]), **out),
     "inner": lambda a, **out: torch.inner(a, a[0], **out),
     "inv": lambda a, **out: torch.linalg.inv(a, **out),
+    "isposinf": lambda a, **out: torch.isposinf(a, **out),
     "kron": lambda a, **out: torch.kron(a, a, **out),
     "linspace": lambda a, **out: torch.linspace(a[0, 0], a[0, 1], 4, **out),
     "matmul": lambda a, **out: torch.matmul(torch.stack([a, a]), a, **out),
@@ -57,7 +60,11 @@ def test_a_target_is_resized_and_written(name, target):
 
         try:
             want = torch.stack([f(a) for a in POSITIVE])
-        except (RuntimeError, TypeError):  # of a dtype that torch does not write to
+        except (RuntimeError, TypeError) as error:  # of a dtype that torch does not write to
+            with pytest.raises(type(error)):
+                vmap(f)(POSITIVE)
+            with pytest.raises(type(error)):
+                jvp(f, (POSITIVE[0],), (POSITIVE[0],))
             continue
         assert_same(vmap(f)(POSITIVE), want)
         assert_same(vmap(vmap(f))(POSITIVE[None]), want[None])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lanewise._core.again.journal import memory
 from lanewise._core.draws.chunk_draws import note_first
-from lanewise._core.layouts import nested_with_tangent
+from lanewise._core.layouts import nested_with_tangent, of_plain_parts, sparse_with_tangent
 from lanewise._core.level import Level, standing
 from lanewise._core.missing import functional_twin, write_all, write_out
 from lanewise._core.native import differentiable, double_reverse, native_jvp
@@ -107,7 +107,9 @@ class DualLevel(Level):
 
     def primal(self, tensor: Tensor) -> Tensor:
         """The value of the plane below."""
-        return tensor.value if type(tensor) is DualTensor and tensor.level is self else tensor
+        if type(tensor) is DualTensor and tensor.level is self:
+            return tensor.value
+        return of_plain_parts(tensor) if type(tensor) is Tensor and tensor.layout is not torch.strided else tensor
 
     def tangent(self, tensor: Any) -> Tensor | None:
         """The tangent, or None where it is zero."""
@@ -177,7 +179,7 @@ class DualLevel(Level):
                 out, tangent = rule.run(self, args, kwargs)
         else:
             out, tangent = self.below(rule.run, self, args, kwargs)
-        if isinstance(out, Tensor) and tangent is not None:
+        if isinstance(out, Tensor) and tangent is not None and out.layout is torch.strided:
             for operand in operands:
                 # A tangent that passes unchanged to a new value must be a tensor of its own: either may be written to.
                 if type(operand) is DualTensor and operand.tangent is tangent and operand.value is not out:
@@ -201,6 +203,8 @@ class DualLevel(Level):
     def pair(self, out: Any, tangent: Any) -> Any:
         """Wrap results with their tangents, a tree of the same shape in which None is zero."""
         if isinstance(out, Tensor):
+            if out.layout is not torch.strided and differentiable(out):
+                raise sparse_with_tangent(out)
             return self.adopt(out) if tangent is None else self.wrap(out, tangent)
         if isinstance(out, (list, tuple)):
             tangents = [None] * len(out) if tangent is None else tangent
@@ -429,7 +433,7 @@ def _write_constant(level: DualLevel, func: Any, args: tuple, kwargs: dict) -> N
 
 
 def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dict) -> Any:
-    if isinstance(args[0], (list, tuple)) and _share_memory(tensors_of(args, kwargs)):
+    if isinstance(args[0], (list, tuple)) and share_memory(tensors_of(args, kwargs)):
         # What is written for one entry is read for another, or written again.
         count = len(args[0])
         for place in range(count):
@@ -447,13 +451,19 @@ def _write_twin(level: DualLevel, func: Any, twin: Any, args: tuple, kwargs: dic
     return written_results(func, args, kwargs)
 
 
-def _share_memory(tensors: list[Tensor]) -> bool:
-    places = [memory(tensor) for tensor in tensors]
+def share_memory(tensors: list[Tensor]) -> bool:
+    """Whether two of them lie in the same memory."""
+    places = [memory(tensor) for tensor in tensors if tensor.layout is torch.strided]
     return len(set(places)) < len(places)
 
 
 def _entry(arg: Any, place: int, count: int) -> Any:
     return [arg[place]] if isinstance(arg, (list, tuple)) and len(arg) == count else arg
+
+
+def derived(x: Tensor) -> bool:
+    """Whether a tensor has a derivative, on its plane or on one below."""
+    return tracked(x) or _carries(x)
 
 
 def taken_as_number(x: Tensor) -> None:
@@ -462,7 +472,7 @@ def taken_as_number(x: Tensor) -> None:
     Outside, torch refuses it where it has a history. What the function asks for, by `float(t)` and the like, does not
     come here.
     """
-    if tracked(x) or _carries(x):
+    if derived(x):
         raise TypeError(
             at_user_line(
                 "the argument must be Number, not Tensor: a tensor that has a derivative, which would be lost",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import on_plane
+from lanewise._core.level import current_level, on_plane
 from lanewise._core.parting.lanes import parting
 from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane, map_tensors, replace_tensors, sync, taken_apart, tensors_of
@@ -28,7 +28,7 @@ def run_with_layouts(level: Any, func: OpOverload, args: tuple, kwargs: dict) ->
         if level.owns(tensor) and not level.lifted(tensor):
             sync(tensor)
             return tensor if level.lifted(tensor) else tensor.value
-        return _of_plain_parts(tensor)
+        return of_plain_parts(tensor)
 
     def run() -> tuple[Any, bool]:
         own_args, own_kwargs = replace_tensors(enter, args, kwargs)
@@ -71,7 +71,7 @@ def alone(level: Any, func: OpOverload, args: tuple, kwargs: dict) -> Any:
     return func(*args, **kwargs)
 
 
-def _of_plain_parts(tensor: Tensor) -> Tensor:
+def of_plain_parts(tensor: Tensor) -> Tensor:
     """A sparse tensor that a kernel has made inside a transform: its indices and values are those of the plane below.
 
     They are wrappers, the same in all lanes, since the kernel made them where the tensors of its own belong to a plane.
@@ -102,6 +102,14 @@ def _plain(part: Tensor) -> Tensor:
         sync(part)
         part = part.value
     return part
+
+
+def product_of_layouts(op: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """A product in which one operand is sparse. Where all are plain, what the kernel makes must be plain, too."""
+    here = current_level()
+    if here is None or any(isinstance(operand, Plane) for operand in operands):
+        return op(*operands)
+    return here.adopt(here.below(product_of_layouts, op, *operands))
 
 
 def layout_of(tensor: Tensor) -> str:
@@ -136,6 +144,18 @@ def nested_with_tangent() -> TransformError:
             "jvp: a nested tensor and a value that has a tangent: forward mode goes through strided tensors only",
             "[part * scale for part in nested.unbind()]  # a list of tensors in place of it\n"
             "or grad, vjp and jacrev, which take nested tensors inside",
+        )
+    )
+
+
+def sparse_with_tangent(out: Tensor) -> TransformError:
+    """The error where a sparse tensor would have a tangent."""
+    return TransformError(
+        at_user_line(
+            f"jvp: a tensor of layout {layout_of(out)} made of values that have a tangent: forward mode goes through "
+            "strided tensors only",
+            "torch.zeros(shape).index_put(indices, values)  # a strided tensor\n"
+            "or grad, vjp and jacrev, which take sparse tensors inside",
         )
     )
 

@@ -13,6 +13,7 @@ from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import parting
 from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import (
+    Plane,
     argument,
     map_tensors,
     replace_tensors,
@@ -126,8 +127,46 @@ def write_out(func: OpOverload, twin: OpOverload, args: tuple, kwargs: dict) -> 
             passed["dtype"] = targets[0].dtype
         if "device" in options:
             passed["device"] = targets[0].device
-    write_all(targets, twin(*args, **passed), True)
+    results = twin(*args, **passed)
+    each = results if isinstance(results, (list, tuple)) else (results,)
+    if any(target.dtype is not result.dtype for target, result in zip(targets, each, strict=False)):
+        _ask_torch(func, args, kwargs, targets, each)
+    write_all(targets, results, True)
     return written_results(func, args, kwargs)
+
+
+def _ask_torch(func: OpOverload, args: tuple, kwargs: dict, targets: list, results: Any) -> None:
+    """Raise what the operation itself raises for targets of their dtypes and not for such of the results' dtypes.
+
+    It is asked for one lane, as its values may matter.
+    """
+    if is_random(func):
+        return
+    names = {name for _, name in written_arguments(func)}
+    with on_plane(None), torch.no_grad():
+        args, kwargs = replace_tensors(_first_lane, args, {k: v for k, v in kwargs.items() if k not in names})
+
+        def run(like: Any) -> Exception | None:
+            made = [torch.empty(r.shape, dtype=t.dtype, device=t.device) for r, t in zip(results, like, strict=False)]
+            out = {name: tensor for (_, name), tensor in zip(written_arguments(func), made, strict=False)}
+            try:
+                func(*args, **kwargs, **out)
+            except Exception as error:
+                return error
+
+        refusal = run(targets)
+        if refusal is not None and run(results) is None:
+            raise refusal
+
+
+def _first_lane(x: Any) -> Tensor:
+    """The values of a tensor of any plane in the first of its lanes, plain; zeros where there is none."""
+    shape, dtype = x.shape, x.dtype
+    while isinstance(x, Plane):
+        x = x.value
+    if not x.numel() and shape.numel():
+        return torch.zeros(shape, dtype=dtype, device=x.device)
+    return x[(0,) * (x.dim() - len(shape))]
 
 
 # What computes in the dtype of `out`. Others cast their result to it.

@@ -3,7 +3,7 @@
 torch.autograd gives wrong numbers for the second derivative of `_weight_norm`, and for the third of `layer_norm` and
 `batch_norm` (so of instance norm too). Inside `grad`, `vjp` and the like, weight norm is a composition of simpler
 operations, whose derivatives are right at every order, and inside nested ones the other two are as well. The kernels
-sit on a dispatch key that is switched on for that time.
+sit on a dispatch key that is switched on for that time. (What is wrong at the first order is in gradients.py.)
 
 Some gradients have no derivative, or one that is not finite, in forward mode neither: those operations are compositions
 where a gradient is differentiated in any way.
@@ -45,7 +45,7 @@ aten = torch.ops.aten
 
 _fallthrough = torch.library.Library("_", "IMPL")
 _fallthrough.fallback(torch.library.fallthrough_kernel, ORDER_KEY_NAME)
-_kernels = torch.library.Library("aten", "IMPL")
+aten_kernels = torch.library.Library("aten", "IMPL")
 
 
 def one_order_more() -> None:
@@ -68,7 +68,7 @@ def recording() -> bool:
     return standing.orders > 0
 
 
-def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
+def written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
     """Register what stands for an operation in so many nested reverse passes and more."""
 
     def register(compose: Callable) -> Callable:
@@ -77,18 +77,18 @@ def _written_out(op: Any, depth: int) -> Callable[[Callable], Callable]:
                 return (op if standing.orders < depth else compose)(*args, **kwargs)
 
         never_compile(run)
-        _kernels.impl(op.name().removeprefix("aten::"), run, ORDER_KEY_NAME)
+        aten_kernels.impl(op.name().removeprefix("aten::"), run, ORDER_KEY_NAME)
         return compose
 
     return register
 
 
-def _without_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
+def without_derivative(library: torch.library.Library, name: str, compose: Callable) -> None:
     """Register what stands for an operation where its gradient is differentiated by another transform."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExcludeDispatchKeyGuard(ORDER_KEY_SET):
-            if _differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
+            if differentiations() > 1 and any(isinstance(arg, Tensor) and recorded(arg) for arg in args):
                 return compose(*args, **kwargs)
             packet, _, overload = name.partition(".")
             return getattr(getattr(getattr(torch.ops, library.ns), packet), overload or "default")(*args, **kwargs)
@@ -97,7 +97,7 @@ def _without_derivative(library: torch.library.Library, name: str, compose: Call
     library.impl(name, run, ORDER_KEY_NAME)
 
 
-def _differentiations() -> int:
+def differentiations() -> int:
     """How many transforms that are open differentiate."""
     total, level = standing.orders, current_level()
     while level is not None:
@@ -113,7 +113,7 @@ def _normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
     return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
-@_written_out(aten.layer_norm.default, depth=2)
+@written_out(aten.layer_norm.default, depth=2)
 def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     """x [*N, *S], weight [*S], bias [*S] -> [*N, *S]"""
     if tuple(x.shape[x.dim() - len(normalized_shape) :]) != tuple(normalized_shape):
@@ -123,7 +123,7 @@ def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enab
     return (out if bias is None else out + bias).to(x.dtype)
 
 
-@_written_out(aten.batch_norm.default, depth=2)
+@written_out(aten.batch_norm.default, depth=2)
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     """x [N, C, *S], all others [C] -> [N, C, *S]"""
     if not training or x.numel() == 0:
@@ -138,23 +138,39 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     return (out if bias is None else out + bias.reshape(channels)).to(x.dtype)
 
 
-@_written_out(aten._weight_norm.default, depth=1)
+@written_out(aten._weight_norm.default, depth=1)
 def weight_norm(v, g, dim=0):
     """v [*S], g with size 1 but for `dim` -> v g / |v|, the norm over all dims but `dim`"""
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-@_written_out(aten._cdist_forward.default, depth=2)
+def vector_norm(x, ord: Any = 2, dim=None, keepdim=False, *, dtype=None):
+    """x [*S] -> its norm along dims; torch's gradient is divided by it, and masked where it is 0"""
+    if ord in (0, 1) or math.isinf(ord):
+        return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
+    with torch.no_grad():
+        zero = torch.linalg.vector_norm(x.detach(), ord, dim, True) == 0
+    norm = torch.linalg.vector_norm(torch.where(zero, 1, x), ord, dim, True, dtype=dtype).masked_fill(zero, 0)
+    if keepdim:
+        return norm
+    return norm.squeeze(dim) if isinstance(dim, int) or dim else norm.reshape(())
+
+
+@written_out(aten._cdist_forward.default, depth=1)
 def cdist(a, b, p, mode=None):
     """a [*N, M, D], b [*N, R, D] -> the distances [*N, M, R]; the gradient of torch's own has no derivative"""
-    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
+    if standing.orders == 1 and not math.isinf(p):
+        return aten._cdist_forward(a, b, p, mode)
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
 
 
-@_written_out(aten._pdist_forward.default, depth=2)
+@written_out(aten._pdist_forward.default, depth=1)
 def pdist(x, p=2.0):
-    """x [N, D] -> the distances of all pairs [N (N - 1) / 2]"""
+    """x [N, D] -> the distances of all pairs [N (N - 1) / 2]; torch's gradient of maxima that are equal is their sum"""
+    if standing.orders == 1 and not math.isinf(p):
+        return aten._pdist_forward(x, p)
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind(0)
-    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+    return vector_norm(x[first] - x[second], p, -1)
 
 
 def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
@@ -166,9 +182,25 @@ def ctc_loss(x, targets, input_lengths, target_lengths, blank=0, zero_infinity=F
     return moved.masked_fill(loss == torch.inf, 0) if zero_infinity else moved, sums
 
 
-def logaddexp(x, y):
-    """x, y [*S] -> [*S]; torch's gradient has an infinite exponential in it where x and y lie far apart"""
-    return torch.logaddexp(x, y) if x.is_complex() or y.is_complex() else log_of_sum(x, y)
+def euclidean_dist(a, b):
+    """a [*N, M, D], b [*N, R, D] -> the distances [*N, M, R]; torch's gradient is divided by them, and then masked"""
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), 2, -1)
+
+
+def logit(x, eps=None):
+    """x [*S] -> [*S], the same beyond eps from 0 and 1; torch divides by 0 there before it masks"""
+    if eps is None or eps <= 0:
+        return torch.logit(x, eps)
+    with torch.no_grad():
+        fixed = x.detach()
+        inside, out = (fixed >= eps) & (fixed <= 1 - eps), torch.logit(fixed, eps)
+    return torch.where(inside, torch.logit(torch.where(inside, x, 0.5), eps), out)
+
+
+def renorm(x, p, dim, maxnorm):
+    """x [*S] -> its slices along dim scaled down to the norm maxnorm, as the kernel does"""
+    norms = vector_norm(x, p, [d for d in range(x.dim()) if d != dim % x.dim()], keepdim=True)
+    return x * torch.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1)
 
 
 def logaddexp2(x, y):
@@ -257,21 +289,24 @@ for _name, _compose in {
     "_ctc_loss": ctc_loss,
     "_ctc_loss.Tensor": ctc_loss,
     "_embedding_bag": embedding_bag,
+    "_euclidean_dist": euclidean_dist,
     "_linalg_det": det_written_out,
     "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
     "hardsigmoid": hardsigmoid,
     "i0": i0,
-    "logaddexp": logaddexp,
+    "linalg_vector_norm": vector_norm,
     "logaddexp2": logaddexp2,
     "logcumsumexp": logcumsumexp,
+    "logit": logit,
     "multi_margin_loss": multi_margin_loss,
     "multilabel_margin_loss_forward": whole_multilabel_margin_loss,
     "pow.Tensor_Tensor": power,
+    "renorm": renorm,
     "scaled_dot_product_attention": attention,
     "segment_reduce": segment_reduce,
     "sinc": sinc,
     "special_i1": i1,
 }.items():
-    _without_derivative(_kernels, _name, _compose)
-_without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
-_without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)
+    without_derivative(aten_kernels, _name, _compose)
+without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked", whole_cross_entropy)
+without_derivative(_nn_kernels, "_linear_cross_entropy_batch_chunked_no_reduction", whole_cross_entropy_of_each)

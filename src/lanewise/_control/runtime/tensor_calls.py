@@ -41,7 +41,9 @@ _NUMBER_FIRST = frozenset(
 )
 # Those that refuse a number which the tensor's dtype does not hold.
 _HOLDING = frozenset("pow ipow clamp clip clamp_min clamp_max masked_fill index_fill where".split())
+_DIFFERENCES = frozenset("sub subtract rsub isub".split())  # of which torch refuses truth values
 _BOUNDED = frozenset("clamp clip clamp_min clamp_max lerp".split())
+_OF_NO_TRUTHS = frozenset("pow ipow clamp clip clamp_min clamp_max".split())  # by a truth value
 _FILLS = frozenset({"masked_fill", "index_fill"})
 # Those that take a number as it is, where a tensor has 16 bits: they compute with 32, and round once.
 _ROUNDED_ONCE = {
@@ -106,6 +108,10 @@ def _takes(name: str, args: tuple, kwargs: dict) -> bool:
     """Whether an operation takes the numbers among its operands, in the lanes that run: torch refuses some of them."""
     if name in _TENSORS_ONLY or (isinstance(args[0], LaneNumber) and name not in _NUMBER_FIRST):
         return False
+    if name in _DIFFERENCES and any(
+        isinstance(arg, LaneNumber) and arg.kind is bool for arg in (*args, *kwargs.values())
+    ):
+        return False
     if name == "lerp":
         return isinstance(args[0], Tensor) and (args[0].is_floating_point() or args[0].is_complex())
     if name not in _HOLDING or not isinstance(args[0], Tensor):
@@ -113,6 +119,8 @@ def _takes(name: str, args: tuple, kwargs: dict) -> bool:
     x = args[0]
     numbers = [arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, LaneNumber)]
     tensors = [arg for arg in args[name == "where" :] if isinstance(arg, Tensor)]
+    if x.dtype is torch.bool and name in _OF_NO_TRUTHS and all(number.kind is bool for number in numbers):
+        return False
     if name == "where" and not (tensors and tensors[0].dtype in _WHOLE):
         return True
     if numbers and name in ("pow", "ipow"):

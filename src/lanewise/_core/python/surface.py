@@ -23,6 +23,7 @@ from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.unasked import note_question
 from lanewise._core.plane import Plane, detached, escaped, is_lazy_conjugate, own_node, recorded, sync, tracked
 from lanewise._core.python.arrays import hand_out
+from lanewise._core.python.floats import check_float
 from lanewise._core.python.plain_data import from_around, set_data
 from lanewise._core.python.subscripts import get_item, set_item
 from lanewise._core.recording.autograd import begin_history, retaining
@@ -119,6 +120,7 @@ class Surface:
         return int(self._answer("int()", _ITEM, agreed))
 
     def __float__(self) -> float:
+        check_float(self)  # type: ignore[arg-type]
         return float(self._answer("float()", _ITEM, agreed))
 
     def __complex__(self) -> complex:

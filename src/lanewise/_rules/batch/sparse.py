@@ -1,5 +1,6 @@
 """Products of captured sparse matrices with lanes: one product for all lanes, which are more columns, or rows."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +8,8 @@ import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
-from lanewise._core.layouts import LAYOUT_RULES, alone
+from lanewise._core.layouts import LAYOUT_RULES, alone, product_of_layouts
 from lanewise._core.level import current_level
-from lanewise._core.plane import Plane
 from lanewise._core.python.factories import route, unrouted
 from lanewise._rules.batch.datadependent import agreed
 from lanewise._rules.batch.families import lane_rule, refuse
@@ -30,12 +30,7 @@ def layout_rule(op: OpOverload) -> Callable[[Callable], Callable]:
     return register
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] and b [k, n], one of them sparse. Of two plain operands, what the kernel makes must be plain, too."""
-    here = current_level()
-    if here is None or isinstance(a, Plane) or isinstance(b, Plane):
-        return torch.mm(a, b)
-    return here.adopt(here.below(_product, a, b))
+_product = functools.partial(product_of_layouts, torch.mm)
 
 
 @layout_rule(aten.mm.default)

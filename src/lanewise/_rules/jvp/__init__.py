@@ -13,5 +13,6 @@ from lanewise._rules.jvp import (  # noqa: F401
     pointwise,
     reductions,
     sampling,
+    special,
     views,
 )

@@ -12,6 +12,22 @@ aten = torch.ops.aten
 _LN2 = math.log(2)
 
 
+def _inverse_square(a, b):
+    """1 / (a^2 + b^2), and 0 where both are 0"""
+    square = a * a + b * b
+    none = square == 0
+    return square.masked_fill(none, 1).reciprocal().masked_fill(none, 0)
+
+
+def _share(gap):
+    """sigmoid(gap), in which no exponential is infinite: of complex numbers that would be NaN"""
+    if not gap.is_complex():
+        return gap.sigmoid()
+    more = gap.real >= 0
+    small = torch.where(more, -gap, gap).exp()
+    return torch.where(more, 1, small) / (1 + small)
+
+
 # fmt: off
 elementwise(aten.add.Scalar, lambda t, y, x, c, alpha=1: t)
 elementwise(
@@ -28,8 +44,8 @@ elementwise(
 )
 elementwise(
     aten.atan2.default,
-    lambda t, y, a, b: t * (b / (a * a + b * b)),
-    lambda t, y, a, b: -t * (a / (a * a + b * b)),
+    lambda t, y, a, b: t * b * _inverse_square(a, b),
+    lambda t, y, a, b: -t * a * _inverse_square(a, b),
 )
 elementwise(aten.copysign.Scalar, lambda t, y, a, b: t * (y / a).masked_fill(a == 0, 0))
 elementwise(aten.copysign.Tensor, lambda t, y, a, b: t * (y / a).masked_fill(a == 0, 0))
@@ -49,7 +65,7 @@ elementwise(
 )
 # A quotient with exp(a - b), which may be infinite, would have no derivative of its own.
 elementwise(
-    aten.logaddexp.default, lambda t, y, a, b: t * (a - b).sigmoid(), lambda t, y, a, b: t * (b - a).sigmoid()
+    aten.logaddexp.default, lambda t, y, a, b: t * _share(a - b), lambda t, y, a, b: t * _share(b - a)
 )
 elementwise(
     aten.logaddexp2.default,
@@ -63,13 +79,22 @@ elementwise(
 )
 elementwise(
     aten.special_xlog1py.default,
-    lambda t, y, a, b: t * torch.special.xlog1py(a != 0, b),
+    lambda t, y, a, b: torch.special.xlog1py(t, b).masked_fill((a == 0) & (b <= -1), 0),
     lambda t, y, a, b: t * (a / (b + 1)),
 )
-elementwise(aten.special_xlog1py.other_scalar, lambda t, y, a, c: t * torch.special.xlog1py(a != 0, c))
+elementwise(
+    aten.special_xlog1py.other_scalar,
+    lambda t, y, a, c: torch.special.xlog1py(t, c) if c > -1 else t * torch.special.xlog1py(a != 0, c),
+)
 elementwise(aten.sub.Scalar, lambda t, y, x, c, alpha=1: t)
-elementwise(aten.xlogy.Scalar_Other, lambda t, y, a, c: t * torch.xlogy(a != 0, c))
-elementwise(aten.xlogy.Tensor, lambda t, y, a, b: t * torch.xlogy(a != 0, b), lambda t, y, a, b: t * (a / b))
+elementwise(
+    aten.xlogy.Scalar_Other, lambda t, y, a, c: torch.xlogy(t, c) if c > 0 else t * torch.xlogy(a != 0, c)
+)
+elementwise(
+    aten.xlogy.Tensor,
+    lambda t, y, a, b: torch.xlogy(t, b).masked_fill((a == 0) & (b <= 0), 0),
+    lambda t, y, a, b: t * (a / b),
+)
 # fmt: on
 
 jointly_linear(aten.complex.default)
@@ -225,8 +250,10 @@ _extreme_number(aten.fmin.default, lambda a, b: a <= b)
 
 @jvp_rule(aten.clamp.default, guarded=False)
 def clamp(level, x, min=None, max=None):
-    """t between the limits, which belong to it"""
+    """t between the limits, which belong to it unless they are the same"""
     out = torch.clamp(x.value, min, max)
+    if min is not None and min == max:
+        return out, None
     outside = (x.value < min) if min is not None else (x.value > max)
     if min is not None and max is not None:
         outside = outside | (x.value > max)
@@ -308,7 +335,9 @@ def masked_fill(level, x, mask, value):
 
 def log_of_sum(x, y, base=1.0):
     """logaddexp, to the base e ** base, whose derivatives are finite where x and y lie far apart, at every order"""
-    first = x >= y
+    first = x.real >= y.real
     more, less = torch.where(first, x, y), torch.where(first, y, x)
+    if more.is_complex():
+        return more + ((less - more) * base).exp().log1p() / base
     gap = torch.where(more == less, (more - less).nan_to_num(0), more - less)
     return more - torch.nn.functional.logsigmoid(gap * base) / base

@@ -105,10 +105,12 @@ def _log_sigmoid_curvature(x):
     return s * (s - 1)
 
 
-def _logit_backward(g, x, eps):
+def _logit_backward(g, x, eps, power=1):
     limit = 0 if eps is None or eps < 0 else eps
-    slope = g / (x * (1 - x))
-    return slope.masked_fill((x < limit) | (x > 1 - limit), math.nan if eps is None or eps < 0 else 0)
+    outside = (x < limit) | (x > 1 - limit)
+    x = x.masked_fill(outside, 0.5)
+    slope = g / (x * (1 - x)) ** power
+    return slope.masked_fill(outside, math.nan if eps is None or eps < 0 else 0)
 
 
 # fmt: off
@@ -141,7 +143,7 @@ elementwise(
 elementwise(
     aten.logit_backward.default,
     lambda t, y, g, x, eps=None: _logit_backward(t, x, eps),
-    lambda t, y, g, x, eps=None: _logit_backward(t * g, x, eps) * (2 * x - 1) / (x * (1 - x)),
+    lambda t, y, g, x, eps=None: _logit_backward(t * g * (2 * x - 1), x, eps, 2),
 )
 elementwise(
     aten.sigmoid_backward.default,

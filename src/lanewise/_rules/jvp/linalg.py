@@ -18,8 +18,8 @@ from lanewise._rules.jvp.families import (
 
 aten = torch.ops.aten
 
-# torch's forward formulas are wrong: for operands that are views, and with include_self=False.
-two_reverses(aten.scatter_reduce.two, aten.triangular_solve.default)
+# torch's forward formula is wrong for operands that are views.
+two_reverses(aten.triangular_solve.default)
 
 
 def _lu_tangent(a, t, lu, pivots):

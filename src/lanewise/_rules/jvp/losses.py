@@ -4,7 +4,8 @@ import torch
 
 from lanewise._core.dual import NAMED_COMPOSITIONS
 from lanewise._rules.jvp.arithmetic import log_of_sum
-from lanewise._rules.jvp.families import decomposed, is_constant, jvp_rule, linear, rule_on_plane
+from lanewise._rules.jvp.families import decompose, decomposed, is_constant, jvp_rule, linear, rule_on_plane
+from lanewise._rules.jvp.reductions import over
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -28,7 +29,8 @@ def _nll(op):
         target, weight = level.primal(target), level.primal(weight)
         out = op(level.primal(x), target, weight, reduction, ignore_index)
         t = level.tangent(x)
-        return out, None if t is None else [op(t, target, weight, reduction, ignore_index)[0], None]
+        # The gradient's kernel takes contiguous tensors only.
+        return out, None if t is None else [op(t.contiguous(), target, weight, reduction, ignore_index)[0], None]
 
     jvp_rule(op)(rule)
 
@@ -145,7 +147,7 @@ def _gaps(x, target, margin):
     """max(0, margin - x[target] + x[i]) for the classes i, and where i is another class than the target; [N, C]"""
     x, target = (x if x.dim() == 2 else x.reshape(1, -1)), target.reshape(-1, 1)
     others = torch.arange(x.shape[1], device=x.device) != target
-    return (margin - x.gather(1, target) + x).clamp_min(0), others, target
+    return (margin - x.gather(1, target) + x).relu(), others, target
 
 
 @decomposed(aten.multi_margin_loss.default)
@@ -189,7 +191,7 @@ def whole_multilabel_margin_loss(x, target, reduction):
     with torch.no_grad():
         out = aten.multilabel_margin_loss_forward.default(x, target, reduction)
     gaps, _, counted = _gaps_to_labels(x, x, target, out[1])
-    return _sum_of_gaps(gaps.clamp_min(0).masked_fill(~counted, 0), reduction).reshape(out[0].shape), out[1]
+    return _sum_of_gaps(gaps.relu().masked_fill(~counted, 0), reduction).reshape(out[0].shape), out[1]
 
 
 def _gaps_to_labels(x, t, labels, is_target):
@@ -216,6 +218,23 @@ def cdist(a, b, p, mode=None):
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
 
 
+@jvp_rule(aten._euclidean_dist.default)
+def euclidean_dist(level, a, b):
+    """a [*B, M, D], b [*B, N, D] -> [*B, M, N]: (a - b) (t_a - t_b) / y, by products of matrices; 0 where y is"""
+    pa, pb, ta, tb = level.primal(a), level.primal(b), level.tangent(a), level.tangent(b)
+    y = aten._euclidean_dist.default(pa, pb)
+    total = None
+    if ta is not None:
+        total = (pa * ta).sum(-1, keepdim=True) - ta @ pb.mT
+    if tb is not None:
+        part = (pb * tb).sum(-1, keepdim=True).mT - pa @ tb.mT
+        total = part if total is None else total + part
+    return y, over(total, y)
+
+
+decompose(aten.dist.default, lambda a, b, p=2: torch.linalg.vector_norm(a - b, p))
+
+
 def _norm_slope(difference, distance, p):
     """The gradient of the p-norm along the last dim, 0 at 0."""
     distance = distance.unsqueeze(-1)
@@ -224,9 +243,14 @@ def _norm_slope(difference, distance, p):
     if p == 1:
         return difference.sign()
     if p == torch.inf:
-        return difference.sign() * (difference.abs() == distance)
-    slope = difference if p == 2 else difference.sign() * difference.abs() ** (p - 1)
-    return (slope / (distance if p == 2 else distance ** (p - 1))).masked_fill(distance == 0, 0)
+        largest = difference.abs() == distance
+        return difference.sign() * largest / largest.sum(-1, keepdim=True)
+    same = distance == 0
+    distance = distance.masked_fill(same, 1)
+    if p == 2:
+        return (difference / distance).masked_fill(same, 0)
+    flat = same | (difference == 0)
+    return (difference.sign() * (difference.abs() / distance).masked_fill(flat, 1) ** (p - 1)).masked_fill(flat, 0)
 
 
 @decomposed(aten._cdist_backward.default)

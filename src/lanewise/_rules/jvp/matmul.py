@@ -1,7 +1,10 @@
 """Forward rules of matrix products and convolutions: one product for the primal, one for each tangent."""
 
+import functools
+
 import torch
 
+from lanewise._core.layouts import product_of_layouts
 from lanewise._rules.batch.attention import encoder_layer, for_each_head, for_shared_heads, multi_head_attention
 from lanewise._rules.jvp.families import decomposed, fitted, jvp_rule, multilinear
 
@@ -17,11 +20,12 @@ def _product(op, add):
     def rule(level, a, b):
         pa, pb = level.primal(a), level.primal(b)
         ta, tb = level.tangent(a), level.tangent(b)
-        out = op(pa, pb)
+        product = op if pa.layout is pb.layout else functools.partial(product_of_layouts, op)
+        out = product(pa, pb)
         if tb is None:
-            return out, op(ta, pb)
+            return out, product(ta, pb)
         if ta is None:
-            return out, op(pa, tb)
+            return out, product(pa, tb)
         return out, add(op(ta, pb), pa, tb)
 
     return rule

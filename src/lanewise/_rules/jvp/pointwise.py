@@ -24,8 +24,9 @@ _ROOT_PI = math.sqrt(math.pi)
 
 def _logit_tangent(t, x, eps):
     limit = 0 if eps is None or eps < 0 else eps
-    tangent = t / (x * (1 - x))
-    return tangent.masked_fill((x < limit) | (x > 1 - limit), math.nan if eps is None or eps < 0 else 0)
+    outside = (x < limit) | (x > 1 - limit)
+    x = x.masked_fill(outside, 0.5)
+    return (t / (x * (1 - x))).masked_fill(outside, math.nan if eps is None or eps < 0 else 0)
 
 
 def _silu_slope(x, y):
@@ -157,7 +158,7 @@ def pow_scalar(level, x, exponent):
 # --- a power series about 0, where torch has 0 / 0 in its derivatives -------------------------------------------------
 
 
-def _near_zero(x, bound, coefficients, far):
+def near_zero(x, bound, coefficients, far):
     """The sum of c_k x^(2 k) where |x| is at most the bound, `far` of x elsewhere."""
     near = x.abs() <= bound
     square = torch.where(near, x, 0).square()
@@ -175,24 +176,24 @@ _I1 = [1 / (2 * 4**k * math.factorial(k) * math.factorial(k + 1)) for k in range
 @decomposed(aten.sinc.default)
 def sinc(x):
     """sin(pi x) / (pi x), and 1 at 0"""
-    return _near_zero(x, 0.25, _SINC, lambda x: (math.pi * x).sin() / (math.pi * x))
+    return near_zero(x, 0.25, _SINC, lambda x: (math.pi * x).sin() / (math.pi * x))
 
 
 def i0(x):
     """The Bessel function, whose derivative is i1"""
-    return _near_zero(x, 1, _I0, torch.i0)
+    return near_zero(x, 1, _I0, torch.i0)
 
 
 def i1(x):
     """The Bessel function, whose derivative is i0(x) - i1(x) / x"""
-    return x * _i1_over(x)
+    return x * i1_over(x)
 
 
-def _i1_over(x):
-    return _near_zero(x, 1, _I1, lambda x: torch.special.i1(x) / x)
+def i1_over(x):
+    return near_zero(x, 1, _I1, lambda x: torch.special.i1(x) / x)
 
 
-elementwise(aten.special_i1.default, lambda t, y, x: t * (torch.i0(x) - _i1_over(x)))
+elementwise(aten.special_i1.default, lambda t, y, x: t * (torch.i0(x) - i1_over(x)))
 
 
 # --- only choosing, rounding, comparing ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Forward rules of reductions, scans, sorting and softmax."""
 
+import math
 from typing import Any
 
 import torch
@@ -123,6 +124,12 @@ def sort_stable(level, x, *, stable, dim=-1, descending=False):
     return out, [x.tangent.gather(dim, out[1]) if x.dim() else x.tangent.mul(1), None]
 
 
+def over(t, y):
+    """t / y, and 0 where y is 0, in its derivatives too"""
+    zero = y == 0
+    return (t / y.masked_fill(zero, 1)).masked_fill(zero, 0)
+
+
 def _correction(correction):
     return 1 if correction is None else correction
 
@@ -133,7 +140,7 @@ def _variance_tangent(x, t, dim, correction, keepdim):
     count = 1
     for d in dims:
         count *= x.shape[d]
-    weighted = ((x - x.mean(dims, True)) * t).sum(dims, keepdim) if dims else (x - x) * t
+    weighted = _along(x - x.mean(dims, True) if dims else x - x, t).sum(dims, keepdim)
     divisor = max(count - _correction(correction), 0)
     return weighted * (2 / divisor) if divisor else weighted / 0
 
@@ -141,8 +148,6 @@ def _variance_tangent(x, t, dim, correction, keepdim):
 @jvp_rule(aten.var.correction, guarded=False)
 def var(level, x, dim=None, *, correction=None, keepdim=False):
     """2 / (n - correction) sum((x - mean) t)"""
-    if x.is_complex():
-        return torch_jvp(level, aten.var.correction, x, dim, correction=correction, keepdim=keepdim)
     out = torch.var(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     return out, _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
 
@@ -150,18 +155,14 @@ def var(level, x, dim=None, *, correction=None, keepdim=False):
 @jvp_rule(aten.std.correction, guarded=False)
 def std(level, x, dim=None, *, correction=None, keepdim=False):
     """The variance's tangent over 2 std; 0 where std is 0"""
-    if x.is_complex():
-        return torch_jvp(level, aten.std.correction, x, dim, correction=correction, keepdim=keepdim)
     out = torch.std(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
-    return out, (t / (2 * out)).masked_fill(out == 0, 0)
+    return out, over(t, 2 * out)
 
 
 @jvp_rule(aten.var_mean.correction, guarded=False)
 def var_mean(level, x, dim=None, *, correction=None, keepdim=False):
     """Those of var and mean"""
-    if x.is_complex():
-        return torch_jvp(level, aten.var_mean.correction, x, dim, correction=correction, keepdim=keepdim)
     out = torch.var_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
     return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
@@ -170,29 +171,39 @@ def var_mean(level, x, dim=None, *, correction=None, keepdim=False):
 @jvp_rule(aten.std_mean.correction, guarded=False)
 def std_mean(level, x, dim=None, *, correction=None, keepdim=False):
     """Those of std and mean"""
-    if x.is_complex():
-        return torch_jvp(level, aten.std_mean.correction, x, dim, correction=correction, keepdim=keepdim)
     out = torch.std_mean(x.value, dim, correction=_correction(correction), keepdim=keepdim)
     t = _variance_tangent(x.value, x.tangent, dim, correction, keepdim)
-    t = (t / (2 * out[0])).masked_fill(out[0] == 0, 0)
-    return out, [t, x.tangent.mean(_dims(dim, x.dim()), keepdim)]
+    return out, [over(t, 2 * out[0]), x.tangent.mean(_dims(dim, x.dim()), keepdim)]
 
 
-@decomposed(aten.norm.Scalar, aten.norm.ScalarOpt_dtype)
-def norm(x, p=2, *, dtype=None):
-    """The norm of all elements; torch's formula gives the tangent of a matrix two dims"""
-    return torch.linalg.vector_norm(x, 2 if p is None else p, dtype=dtype)
+@decomposed(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype)
+def norm(x, p=2, dim=None, keepdim=False, *, dtype=None):
+    """The norm; torch's formula gives the tangent of a matrix two dims, and writes to what its derivative needs"""
+    return torch.linalg.vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @jvp_rule(aten.linalg_vector_norm.default)
 def vector_norm(level, x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    """sum(x t) / y for the 2-norm, 0 where y is 0; sum(sign(x) t) for the 1-norm"""
-    if x.is_complex() or ord not in (1, 2) or dtype is not None:
-        return torch_jvp(level, aten.linalg_vector_norm.default, x, ord, dim, keepdim, dtype=dtype)
-    y = torch.linalg.vector_norm(x.value, ord, dim, keepdim)
+    """sum(sgn(x) t (|x| / y)^(p - 1)), which is sum(x t) / y for the 2-norm; 0 where x or y is 0"""
+    value, t = (x.value, x.tangent) if dtype is None else (x.value.to(dtype), x.tangent.to(dtype))
+    y = torch.linalg.vector_norm(value, ord, dim, keepdim)
+    if ord == 0:
+        return y, None
+    if ord == 2:
+        return y, over(_sum(_along(value, t), dim, keepdim), y)
+    part = _along(value.sgn(), t)
     if ord == 1:
-        return y, _sum(x.tangent * x.value.sign(), dim, keepdim)
-    return y, (_sum(x.tangent * x.value, dim, keepdim) / y).masked_fill(y == 0, 0)
+        return y, _sum(part, dim, keepdim)
+    size, longest = value.abs(), _kept(y, dim, keepdim, value.dim())
+    if math.isinf(ord):
+        return y, _spread(size, part, y, dim, keepdim)
+    flat = (size == 0) | (longest == 0)
+    ratio = (size / longest.masked_fill(longest == 0, 1)).masked_fill(flat, 1)
+    return y, _sum((part * ratio ** (ord - 1)).masked_fill(flat, 0), dim, keepdim)
+
+
+def _along(x, t):
+    return (x.conj() * t).real if x.is_complex() else x * t
 
 
 @decomposed(aten.renorm.default)
@@ -210,7 +221,7 @@ def logsumexp(level, x, dim, keepdim=False):
         return out, x.tangent.mul(1)
     if not x.numel():
         return out, torch.zeros_like(out)
-    top = x.value.amax(_dims(dim, x.dim()), True).detach()
+    top = (x.value.real if x.is_complex() else x.value).amax(_dims(dim, x.dim()), True).detach()
     # Where all are the same infinity, they share.
     weights = (x.value - top).masked_fill((x.value == top) & top.isinf(), 0).exp()
     return out, _sum(weights * x.tangent, dim, keepdim) / _sum(weights, dim, keepdim)
@@ -353,7 +364,7 @@ def cumprod(x, dim, *, dtype=None):
 @decomposed(aten.logcumsumexp.default, aten._logcumsumexp.default)
 def logcumsumexp(x, dim):
     """The same with sums of exponentials"""
-    return scan(torch.logaddexp if x.is_complex() else log_of_sum, x, dim)
+    return scan(log_of_sum, x, dim)
 
 
 def scan(combine, x, dim):
