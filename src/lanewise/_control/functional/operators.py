@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from lanewise._control.functional.checks import check_functions, lanes_where
+from lanewise._control.functional.checks import check_functions, fail_where
 from lanewise._control.runs.naming import name_lanes
 from lanewise._control.runs.results import as_tensor, put_together
 from lanewise._core.batch import BatchTensor
@@ -266,7 +266,7 @@ def _masked(
             break
         if step == max_steps:
             error = _too_many(step)
-            if lanes := lanes_where(going):
+            if lanes := fail_where(going):
                 name_lanes(error, lanes)
             raise error
         after, after_spec = flatten(body_fun(unflatten(leaves, spec)))

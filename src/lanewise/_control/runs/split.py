@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lanewise._control.rewriting.convert import converted
 from lanewise._control.runs.boundary import boundary
+from lanewise._control.runs.failing import is_of_lanes, leave_others
 from lanewise._control.runs.one_by_one import Alone
 from lanewise._control.runs.results import apart, with_numbers
 from lanewise._control.runs.watches import Budget, Telling
@@ -98,16 +99,22 @@ def run_apart(
                 join = partial(with_numbers, out_dims=out_dims)
                 alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
                 partings = machine.partings
-                with (budget or Telling(level.root.size)).of(level):
-                    out = boundary(
-                        level,
-                        thunk,
-                        join,
-                        structured=func is not None,
-                        results=results,
-                        alone=alone,
-                        cause=_as_written.get(code) if unseen is None else changed_by(unseen),
-                    )
+                try:
+                    with (budget or Telling(level.root.size)).of(level):
+                        out = boundary(
+                            level,
+                            thunk,
+                            join,
+                            structured=func is not None,
+                            results=results,
+                            alone=alone,
+                            cause=_as_written.get(code) if unseen is None else changed_by(unseen),
+                        )
+                except BaseException as error:
+                    if is_of_lanes(error):
+                        _give_back(level, leaves, dims, lanes, place)
+                        leave_others(level, generators)
+                    raise
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
