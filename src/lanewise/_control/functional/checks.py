@@ -26,7 +26,8 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
         `x` itself.
 
     Raises:
-        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s.
+        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s. Code
+            of the function that catches it does so in these lanes; the others go on.
 
     Example:
         >>> import torch
@@ -68,8 +69,9 @@ def fail_where(pred: Any) -> list | None:
     if not places.shape[0]:
         return []
     if not isinstance(level, LaneLevel):
-        if level.restartable:
-            machine.raised.append((OperationFailed, level))
+        if level.restartable and places.shape[0] < level.size:
+            # Outside of all, it is raised at once: lanes that part run slower, also in later calls.
+            machine.raised.append((OperationFailed, level, True) if level.parent else (OperationFailed, level))
         return [level.start + place for place in places.tolist()]
     names = lane_names(level, child(level.lanes, places))
     if places.shape[0] < level.lanes.size and can_settle(level):

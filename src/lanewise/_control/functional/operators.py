@@ -265,8 +265,11 @@ def _masked(
         if not _any_lane(going):
             break
         if step == max_steps:
+            lanes = fail_where(going)
+            if lanes == []:
+                break  # other lanes around go on, which are left behind
             error = _too_many(step)
-            if lanes := fail_where(going):
+            if lanes:
                 name_lanes(error, lanes)
             raise error
         after, after_spec = flatten(body_fun(unflatten(leaves, spec)))

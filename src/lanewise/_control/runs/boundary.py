@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.runs import pacing
-from lanewise._control.runs.failing import Failure, attempt, earlier, is_of_lanes, undo_after
+from lanewise._control.runs.failing import Failure, attempt, earlier, end_there, is_of_lanes
 from lanewise._control.runs.one_by_one import Alone, pieces_of
 from lanewise._control.runs.telling import Told, told
 from lanewise._core.again.journal import Journal
@@ -84,6 +84,9 @@ def boundary(
             raise Restart(level)
         if call is not None and journal.outlives():
             raise Restart(level)  # in the function around, what was written to is made anew, with its history
+        if structured and level.randomness == "different" and generators is not None:
+            if level.drawn or not generators.equals(Generators()):
+                raise Restart(level)  # converted code draws for the lanes of each branch by themselves
         journal.undo(level, rows)
         draws.back(mark)
         if generators is not None:
@@ -119,8 +122,8 @@ def boundary(
             begun_with = level.lanes
             value, error = attempt(level, thunk)
             if error is not None:
-                failure = Failure(error, level.lanes)
-                waiting = _no_places() if call is not None else earlier(level, base, pieces)
+                failure = Failure(error, level, draws)
+                waiting = earlier(level, base, pieces) if call is None and level.lanes.size else _no_places()
                 if waiting.shape[0]:
                     start_again(waiting)
                 continue
@@ -165,13 +168,12 @@ def boundary(
                             alone.note(base.size, why)
             start_again(rows)
         if failure is not None:
-            level.lanes = failure.lanes
-            raise failure.error
+            raise failure.comes(level, draws)
     except BaseException as error:
         if is_of_lanes(error) and level.lanes.size:
             failed = level.lanes
             if call is None:
-                undo_after(level, base, journal)
+                end_there(level, base, journal, draws)
         raise
     finally:
         del machine.boundaries[depth:]

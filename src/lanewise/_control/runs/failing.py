@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lanewise._control.runs.naming import naming_lanes
 from lanewise._core.again.journal import Journal
-from lanewise._core.draws.random import Generators
+from lanewise._core.draws.same_draws import SameDraws
 from lanewise._core.level import on_plane
-from lanewise._core.parting.joins import boundary_of, can_settle, narrow
+from lanewise._core.parting.joins import can_settle, narrow
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
 from lanewise._core.parting.lanes import (
     BeginAgain,
@@ -50,13 +50,21 @@ class Failure:
     Attributes:
         error: The error.
         lanes: Those that have it.
+        drawn: What they have drawn.
     """
 
-    __slots__ = ("error", "lanes")
+    __slots__ = ("error", "lanes", "drawn")
 
-    def __init__(self, error: Exception, lanes: Lanes) -> None:
+    def __init__(self, error: Exception, level: LaneLevel, draws: SameDraws) -> None:
         self.error = error
-        self.lanes = lanes
+        self.lanes = level.lanes
+        self.drawn = draws.of(level.lanes, level.root)
+
+    def comes(self, level: LaneLevel, draws: SameDraws) -> Exception:
+        """The error, which the lanes have that are to go on."""
+        level.lanes = self.lanes
+        draws.merge(level.root, [self.lanes], [self.drawn])
+        return self.error
 
 
 def earlier(level: LaneLevel, base: Lanes, pieces: list[Lanes]) -> Tensor:
@@ -64,42 +72,44 @@ def earlier(level: LaneLevel, base: Lanes, pieces: list[Lanes]) -> Tensor:
 
     Among pairs, of those of the same lane around. Not those of `pieces`, which have come to an end.
     """
+    number, first = _numbers(level, base)
     with on_plane(None):
-        number, first = _numbers(level, base)
         mask = number < first
         for piece in pieces:
             mask[piece.positions(base)] = False
         return true_places(mask)
 
 
-def _after(level: LaneLevel, base: Lanes) -> Tensor:
-    """The positions in `base` of lanes that it comes to after that."""
-    with on_plane(None):
+def end_there(level: LaneLevel, base: Lanes, journal: Journal, draws: SameDraws) -> None:
+    """An error of the lanes that run leaves their `vmap`: all is as a loop leaves it that comes no further."""
+    if journal.copies and not journal.outlives():
         number, first = _numbers(level, base)
-        return true_places((number > first) & (first >= 0))
+        with on_plane(None):
+            later = true_places((number > first) & (first >= 0))
+        journal.undo(level, later)
+    if draws.histories:
+        draws.end(level, _firsts(level) % level.own_size)
 
 
 def _numbers(level: LaneLevel, base: Lanes) -> tuple[Tensor, Tensor]:
     """The numbers of lanes in their `vmap`, and of the first that runs for the same lane around; -1 for none."""
-    size = level.root.size if level.outer is None else level.own_size
-    places, running = base.positions(level.root), level.lanes.positions(level.root)
-    first = torch.full((level.root.size // size,), size, device=places.device)
-    first.scatter_reduce_(0, running // size, running % size, "amin")
-    first[first == size] = -1
-    return places % size, first[places // size]
+    with on_plane(None):
+        places = base.positions(level.root)
+        return places % level.own_size, _firsts(level)[places // level.own_size]
 
 
-def undo_after(level: LaneLevel, base: Lanes, journal: Journal) -> None:
-    """After an error of the lanes that run, undo what was written for those that a loop does not come to."""
-    if journal.copies and not journal.outlives():
-        journal.undo(level, _after(level, base))
+def _firsts(level: LaneLevel) -> Tensor:
+    """For each lane around, or `[1]`, the number of the first of its own lanes that runs, -1 for none."""
+    size = level.own_size
+    with on_plane(None):
+        running = level.lanes.positions(level.root)
+        first = torch.full((level.root.size // size,), size, device=running.device)
+        first.scatter_reduce_(0, running // size, running % size, "amin")
+        return first.masked_fill_(first == size, -1)
 
 
-def leave_others(level: LaneLevel, generators: Generators | None) -> None:
-    """After an error of some pairs of lanes: lanes around that have none of them are left behind, and run again.
-
-    `generators`: their states before the level began, None where nothing may be drawn.
-    """
+def leave_others(level: LaneLevel) -> None:
+    """After an error of some pairs of lanes: lanes around that have none of them are left behind, and run again."""
     outer: Any = level.outer
     around = level.root.parent
     if outer is None or around is None or lanes_of(outer) is not around or not can_settle(outer):
@@ -110,15 +120,7 @@ def leave_others(level: LaneLevel, generators: Generators | None) -> None:
         failing = true_places(mask)
     if failing.shape[0] == around.size:
         return
-    if not isinstance(outer, LaneLevel):
-        machine.raised.append((OperationFailed, outer))
-        return
-    if level.randomness == "different" and generators is not None:
-        if level.drawn or not generators.equals(Generators()):
-            # With fewer lanes around, there would be other numbers for each of them.
-            if machine.level is not outer:
-                raise Restart(level, structured=True, flat=False)
-            call = boundary_of(outer)
-            if call is not None:
-                call.drew = True
-    narrow(outer, failing)
+    if isinstance(outer, LaneLevel):
+        narrow(outer, failing)
+    else:
+        machine.raised.append((OperationFailed, outer, True))
