@@ -26,8 +26,8 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
         `x` itself.
 
     Raises:
-        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s. Code
-            of the function that catches it does so in these lanes; the others go on.
+        CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s.
+            Code of the function that catches it does so in these lanes; the others go on.
 
     Example:
         >>> import torch
