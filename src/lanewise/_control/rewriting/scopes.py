@@ -95,21 +95,6 @@ def jumps_out(nodes: Iterable[ast.AST], in_loop: bool = False) -> set[type]:
     return found
 
 
-def headers(statement: ast.stmt) -> list[ast.AST]:
-    """The parts of a statement that run before the statements in it."""
-    if isinstance(statement, (ast.If, ast.While)):
-        return [statement.test]
-    if isinstance(statement, ast.For):
-        return [statement.iter]
-    if isinstance(statement, ast.With):
-        return list(statement.items)
-    if isinstance(statement, ast.Match):
-        return [statement.subject]
-    if isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-        return []
-    return [statement]
-
-
 def nested_return(body: list[ast.stmt]) -> bool:
     """Whether some lanes may return while others go on."""
     return any(isinstance(node, FORKS) and ast.Return in jumps_out([node], True) for node in inside(body))
