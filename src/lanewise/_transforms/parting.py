@@ -15,7 +15,7 @@ from lanewise._core.draws.random import reseat_generators
 from lanewise._core.level import current_level
 from lanewise._core.parting.interleaved import FrontHookedLevel, FrontLevel, lanes_in_front
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import Disagreement, Restart, arrived
+from lanewise._core.parting.lanes import Disagreement, OperationFailed, Restart, arrived, machine
 from lanewise._core.parting.picked import by_number, lost
 from lanewise._core.recording.tensor_hooks import HookedLevel, sets_late_hooks
 from lanewise._core.short.shared import forget
@@ -148,11 +148,14 @@ def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Befor
 
     False where neither is so, and `error` stays: running statistics are left as they were before the call.
     """
+    failed = isinstance(error, Exception) and any(raised[:2] == (OperationFailed, level) for raised in machine.raised)
     if level.answers is not None and isinstance(error, Exception):
         level.answers.change(error)
     elif arrived(level, error, Disagreement) is None and not (level.tentative and isinstance(error, Exception)):
         if isinstance(level.journal, Journal):
             level.journal.undo_updates()
+        if failed:
+            _fails_around(level)
         return False
     elif level.tentative:
         forget(code)
@@ -167,3 +170,12 @@ def starts_again(level: BatchLevel, code: Any, error: BaseException, held: Befor
         held.put_back()
     reseat_generators(level)
     return True
+
+
+def _fails_around(level: BatchLevel) -> None:
+    """An error leaves a level in which an operation failed: lanes around that catch it may have others."""
+    around: Any = level.parent
+    while around is not None and not getattr(around, "restartable", False):
+        around = around.parent
+    if around is not None:
+        machine.raised.append((OperationFailed, around))

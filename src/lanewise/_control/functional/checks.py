@@ -7,9 +7,9 @@ from torch import Tensor
 from lanewise._control.runs.naming import lane_names
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import on_plane
-from lanewise._core.parting.joins import innermost, rows_of
+from lanewise._core.parting.joins import can_settle, innermost, narrow, rows_of
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import child
+from lanewise._core.parting.lanes import OperationFailed, child, machine
 from lanewise._core.plane import Plane, sync
 from lanewise.errors import CheckError, at_user_line, lanes_in_words
 
@@ -27,6 +27,7 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
 
     Raises:
         CheckError: `pred` holds somewhere; its `lanes` are the lanes concerned, pairs of numbers in nested `vmap`s.
+            Code of the function that catches it does so in these lanes; the others go on.
 
     Example:
         >>> import torch
@@ -38,7 +39,7 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
         Traceback (most recent call last):
         lanewise.errors.CheckError: negative (lanes 1, 2)...
     """
-    failing = lanes_where(pred)
+    failing = fail_where(pred)
     if failing:
         raise CheckError(at_user_line(f"{msg} ({lanes_in_words(failing)})"), failing)
     if failing is None:
@@ -46,8 +47,11 @@ def error_if(x: Any, pred: Any, msg: str) -> Any:
     return x
 
 
-def lanes_where(pred: Any) -> list | None:
-    """The lanes in which any element holds, as errors name them; None where it has no lanes and holds."""
+def fail_where(pred: Any) -> list | None:
+    """Before an error of the lanes in which any element holds: they go on, and are returned as errors name them.
+
+    None where it has no lanes and holds.
+    """
     value: Any = pred
     while isinstance(value, Plane):
         if isinstance(value, BatchTensor):
@@ -62,9 +66,17 @@ def lanes_where(pred: Any) -> list | None:
     with on_plane(None):
         holds = (rows.reshape(rows.shape[0], -1) != 0).any(1)
         places = holds.nonzero().squeeze(1)
-    if isinstance(level, LaneLevel):
-        return lane_names(level, child(level.lanes, places))
-    return [level.start + place for place in places.tolist()]
+    if not places.shape[0]:
+        return []
+    if not isinstance(level, LaneLevel):
+        if level.restartable and places.shape[0] < level.size:
+            # Outside of all, it is raised at once: lanes that part run slower, also in later calls.
+            machine.raised.append((OperationFailed, level, True) if level.parent else (OperationFailed, level))
+        return [level.start + place for place in places.tolist()]
+    names = lane_names(level, child(level.lanes, places))
+    if places.shape[0] < level.lanes.size and can_settle(level):
+        narrow(level, places)
+    return names
 
 
 def check_functions(api: str, **functions: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from lanewise._control.functional.checks import check_functions, lanes_where
+from lanewise._control.functional.checks import check_functions, fail_where
 from lanewise._control.runs.naming import name_lanes
 from lanewise._control.runs.results import as_tensor, put_together
 from lanewise._core.batch import BatchTensor
@@ -265,8 +265,11 @@ def _masked(
         if not _any_lane(going):
             break
         if step == max_steps:
+            lanes = fail_where(going)
+            if lanes == []:
+                break  # other lanes around go on, which are left behind
             error = _too_many(step)
-            if lanes := lanes_where(going):
+            if lanes:
                 name_lanes(error, lanes)
             raise error
         after, after_spec = flatten(body_fun(unflatten(leaves, spec)))

@@ -36,7 +36,6 @@ from lanewise._control.rewriting.expressions import KEEPS, KINDS, NUMBERS, RETUR
 from lanewise._control.rewriting.kinds import kinds
 from lanewise._control.rewriting.scopes import (
     FORKS,
-    JUMPS,
     SCOPES,
     changes_objects,
     declared,
@@ -119,14 +118,14 @@ class _Rewriter(Expressions):
                 raise Unsupported(f"it contains `{type(part).__name__}`", line=getattr(part, "lineno", 0))
             if isinstance(part, ast.Try) and part.finalbody:
                 guarded = [*part.body, *part.handlers, *part.orelse, *part.finalbody]
-                for fork in inside(guarded):
-                    if isinstance(fork, FORKS) and jumps_out([fork]):
-                        jump = next(each for each in inside([fork]) if isinstance(each, JUMPS))
-                        raise Unsupported(
-                            "some lanes may leave a `try` that has a `finally` before others do",
-                            "y = ...  # a variable, in place of the jump; and the jump after the `try`",
-                            jump.lineno,
-                        )
+                left = jumps_out(guarded)
+                if left and not (self.simple and left == {ast.Return}):
+                    jump = next(each for each in inside(guarded) if isinstance(each, tuple(left)))
+                    raise Unsupported(
+                        "some lanes may leave a `try` that has a `finally` before others do",
+                        "y = ...  # a variable, in place of the jump; and the jump after the `try`",
+                        jump.lineno,  # type: ignore[attr-defined]
+                    )
         if isinstance(self.node, ast.Lambda):
             self.node.body = self.given_back(self.node.body)
             return
@@ -182,6 +181,7 @@ class _Rewriter(Expressions):
 
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
         names = self.bound([*node.body, *node.orelse])
+        jumps = jumps_out([node])  # of what is not rewritten yet, which is done in place inside a `try`
         branch = self.new()
         test = self.kept(node.test)
         before = set(self.known)
@@ -202,7 +202,7 @@ class _Rewriter(Expressions):
             ast.For(ast.Name("_lw_b", ast.Store()), load_name(branch), sides, []),
             when(parts, bind(names, call(attribute(branch, "join")))),
         ]
-        if jumps_out([node]):
+        if jumps:
             out.append(self.leave_if_dead())
         return out
 
@@ -217,6 +217,7 @@ class _Rewriter(Expressions):
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         loop = self.new()
         names = self.bound([node.test, *node.body, *node.orelse])
+        jumps = jumps_out(node.body), jumps_out(node.orelse)
         before = self.enter_loop(names, [ast.Expr(node.test), *node.body], node.body)
         test = self.kept(node.test)
         over = call(attribute(loop, "over"), load_name("_lw_t"), local_variables())
@@ -224,11 +225,12 @@ class _Rewriter(Expressions):
         head = [assign("_lw_t", test), when(ast.BoolOp(ast.And(), [going, over]), ast.Break())]
         body = self.loop_body(loop, names, node.body)
         around = ast.While(ast.Constant(True), head + body, [])
-        return [self.open_loop(loop, names), around, *self.close_loop(loop, names, node, before)]
+        return [self.open_loop(loop, names), around, *self.close_loop(loop, names, node.orelse, jumps, before)]
 
     def visit_For(self, node: ast.For) -> list[ast.stmt]:
         loop = self.new()
         names = self.bound([node.target, *node.body, *node.orelse])
+        jumps = jumps_out(node.body), jumps_out(node.orelse)
         if self.outer & set(stores([node.target])):
             raise Unsupported(
                 "the variable of a `for` belongs to a scope around the function",
@@ -244,7 +246,7 @@ class _Rewriter(Expressions):
         body = self.loop_body(loop, names, node.body)
         self.passing[id(node)] = passing
         around = ast.For(ast.Name("_lw_i", ast.Store()), items, head + body, [])
-        return [self.open_loop(loop, names), around, *self.close_loop(loop, names, node, before)]
+        return [self.open_loop(loop, names), around, *self.close_loop(loop, names, node.orelse, jumps, before)]
 
     def open_loop(self, loop: str, names: list[str]) -> ast.stmt:
         return assign(loop, call(runtime("Loop"), load_name(_FRAME), strings(names)))
@@ -271,22 +273,24 @@ class _Rewriter(Expressions):
         out.append(when(attribute(_FRAME, "dead"), ast.Break()))
         return out
 
-    def close_loop(self, loop: str, names: list[str], node: ast.While | ast.For, before: set[str]) -> list[ast.stmt]:
-        kinds = jumps_out(node.body)
+    def close_loop(
+        self, loop: str, names: list[str], orelse: list[ast.stmt], jumps: tuple[set[type], set[type]], before: set[str]
+    ) -> list[ast.stmt]:
+        kinds, last = jumps
         self.known = before - set(names)
         out: list[ast.stmt] = []
         parts = attribute(loop, "parts")
-        if node.orelse:
+        if orelse:
             out.append(when(parts, bind(names, call(attribute(loop, "exhausted"), local_variables()))))
             self.places.append(None)
-            orelse = self.block(node.orelse)
+            orelse = self.block(orelse)
             self.places.pop()
             out.append(once([when(attribute(_FRAME, "dead"), ast.Continue()), *orelse]))
             self.known -= set(names)
         if ast.Break in kinds:
             out.append(when(attribute(loop, "broke"), ast.Expr(call(attribute(loop, "revive")))))
         out.append(when(parts, bind(names, call(attribute(loop, "join"), local_variables()))))
-        if ast.Return in kinds or jumps_out(node.orelse):
+        if ast.Return in kinds or last:
             out.append(self.leave_if_dead())
         return out
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lanewise._control.runs import pacing
-from lanewise._control.runs.naming import naming_lanes
+from lanewise._control.runs.failing import Failure, attempt, earlier, end_there, is_of_lanes
 from lanewise._control.runs.one_by_one import Alone, pieces_of
 from lanewise._control.runs.telling import Told, told
 from lanewise._core.again.journal import Journal
@@ -19,7 +19,7 @@ from lanewise._core.draws.random import Generators, reseat_generators
 from lanewise._core.draws.same_draws import SameDraws
 from lanewise._core.level import on_plane
 from lanewise._core.parting.causes import Cause
-from lanewise._core.parting.joins import MANY_WAYS, boundary_of
+from lanewise._core.parting.joins import MANY_WAYS, boundary_of, can_settle, narrow
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Boundary, Lanes, Restart, child, machine, merge_target
 from lanewise._core.recording.leaf_gradients import merge_gradients, shared_gradients, show_gradients
@@ -48,6 +48,8 @@ def boundary(
     wrote for lanes that it left behind is undone before they run again, and they draw the same random numbers. Lanes
     that were seen to differ in a value do not run together again.
 
+    After an error, those run that have it. That of a `vmap` is the one that a loop over the lanes comes to.
+
     `results`: those of all lanes on the plane below, if they are known.
     `alone`: how they run one by one; None where they have to do so on the level.
     `cause`: why `thunk` runs as it was written, though it can be converted.
@@ -73,6 +75,8 @@ def boundary(
     printed = now()
     drawn, level.drawn = level.drawn, None
     shared: list[list[tuple]] = []
+    failure: Failure | None = None
+    failed = base
 
     def start_again(rows: Tensor) -> None:
         take_back(level, printed, base if waiting is None else child(base, waiting))
@@ -80,6 +84,9 @@ def boundary(
             raise Restart(level)
         if call is not None and journal.outlives():
             raise Restart(level)  # in the function around, what was written to is made anew, with its history
+        if structured and level.randomness == "different" and generators is not None:
+            if level.drawn or not generators.equals(Generators()):
+                raise Restart(level)  # converted code draws for the lanes of each branch by themselves
         journal.undo(level, rows)
         draws.back(mark)
         if generators is not None:
@@ -113,8 +120,13 @@ def boundary(
                     _warn_one_by_one(base.size, why)
                 break
             begun_with = level.lanes
-            with naming_lanes(level):
-                value = thunk()
+            value, error = attempt(level, thunk)
+            if error is not None:
+                failure = Failure(error, level, draws)
+                waiting = earlier(level, base, pieces) if call is None and level.lanes.size else _no_places()
+                if waiting.shape[0]:
+                    start_again(waiting)
+                continue
             done = level.lanes
             if level.zeros is None and done is not begun_with:
                 # Once more, for these alone from the start: what came before they parted has rows of others, too.
@@ -155,14 +167,24 @@ def boundary(
                         if alone is not None:
                             alone.note(base.size, why)
             start_again(rows)
+        if failure is not None:
+            raise failure.comes(level, draws)
+    except BaseException as error:
+        if is_of_lanes(error) and level.lanes.size:
+            failed = level.lanes
+            if call is None:
+                end_there(level, base, journal, draws)
+        raise
     finally:
         del machine.boundaries[depth:]
         machine.level = around
-        level.lanes = base
+        level.lanes = failed if call is None else base
         level.journal = outer_journal
         level.drawn = {**(level.drawn or {}), **(drawn or {})} or None
         if outer_journal is not None:
             journal.pass_on(outer_journal)
+        if failed is not base and call is not None and can_settle(level):
+            narrow(level, failed.positions(base))
     target = merge_target(base, pieces)
     merge_gradients(level, base, pieces, shared)
     draws.merge(level.root, pieces, drawn_by)

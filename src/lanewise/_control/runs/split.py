@@ -9,13 +9,15 @@ from torch import Tensor
 
 from lanewise._control.rewriting.convert import converted
 from lanewise._control.runs.boundary import boundary
+from lanewise._control.runs.failing import is_of_lanes, leave_others
 from lanewise._control.runs.one_by_one import Alone
 from lanewise._control.runs.results import apart, with_numbers
 from lanewise._control.runs.watches import Budget, Telling
+from lanewise._control.runs.written import give_back, tell_around, write_components
 from lanewise._control.runtime.merging import Mixed
 from lanewise._control.runtime.numbers import LaneNumber
 from lanewise._core.again.around import undo_writes_around
-from lanewise._core.again.journal import Journal, memory
+from lanewise._core.again.journal import Journal
 from lanewise._core.again.outside import held_before, reach_of
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.draws.random import Generators, reseat_generators
@@ -99,16 +101,22 @@ def run_apart(
                 join = partial(with_numbers, out_dims=out_dims)
                 alone = None if jagged else Alone(code, call.func, lanes, spec, not is_ragged(out_dims))
                 partings = machine.partings
-                with (budget or Telling(level.root.size)).of(level):
-                    out = boundary(
-                        level,
-                        thunk,
-                        join,
-                        structured=func is not None,
-                        results=results,
-                        alone=alone,
-                        cause=_as_written.get(code) if unseen is None else changed_by(unseen),
-                    )
+                try:
+                    with (budget or Telling(level.root.size)).of(level):
+                        out = boundary(
+                            level,
+                            thunk,
+                            join,
+                            structured=func is not None,
+                            results=results,
+                            alone=alone,
+                            cause=_as_written.get(code) if unseen is None else changed_by(unseen),
+                        )
+                except BaseException as error:
+                    if is_of_lanes(error):
+                        give_back(level, leaves, dims, lanes, place)
+                        leave_others(level)
+                    raise
                 if machine.raised:
                     raise_caught(level, Restart)
                 check_lost(level, code)
@@ -116,13 +124,15 @@ def run_apart(
                 check_results(level, leaves_below, machine.partings > partings)
                 if versions != [None if each.is_inference() else each._version for each in given]:
                     level.has_absent = None  # what has been written to arguments leaves unseen
-                _give_back(level, leaves, dims, lanes, place)
+                give_back(level, leaves, dims, lanes, place)
+                tell_around(level, leaves, dims, lanes, place)
                 for write in writes:
-                    level.below(_write_components, *write)
+                    level.below(write_components, *write)
                 return leave(level, apart(level, out, out_dims), out_dims, call.func, leaves)
         except BaseException as error:
             restart = arrived(level, error, Restart)
             if restart is None:
+                tell_around(level, leaves, dims, lanes, place)
                 level.journal.undo_updates()
                 raise
             level.journal.undo(level)
@@ -149,7 +159,7 @@ def _run(
 ) -> Any:
     """Call the function for the lanes that run, of components of nested tensors for those of one shape.
 
-    What it has written to components goes to `writes`, for `_write_components`.
+    What it has written to components goes to `writes`, for `write_components`.
     """
     # Each run gets tensors of its own: what one does to their shapes in place is not done to those of others.
     lanes = [level.alias(lane) if level.owns(lane) else lane for lane in lanes]
@@ -197,12 +207,6 @@ def _settled(level: LaneLevel, out: Any) -> Any:
 _PLAIN = (int, float, complex, str, bytes, type(None), LaneNumber)
 
 
-def _write_components(components: Components, places: Tensor, value: Tensor, rows: Tensor) -> None:
-    """Write rows of `value` to the components at `places`, those of the lanes that have returned in that run."""
-    for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-        components.lanes[place].copy_(value[row])
-
-
 def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
     """Go on with the largest group of lanes whose components have the same shapes."""
     numbers: dict[tuple, int] = {}
@@ -219,7 +223,8 @@ def _part_by_shape(level: LaneLevel, components: list[Components]) -> None:
 def _level(place: tuple[int, int, int], randomness: str, flat: bool, code: Any) -> LaneLevel:
     """A level for the lanes of this call, or for all pairs of them and those of the `vmap` right around (`flat`).
 
-    Not for pairs where the one draws for each lane and the other once for all.
+    Not for pairs where the one draws for each lane and the other once for all, and not where each draws and code around
+    may run again for some lanes: with fewer of them, there would be other numbers for each.
     """
     start, length, total = place
     around = current_level()
@@ -229,9 +234,14 @@ def _level(place: tuple[int, int, int], randomness: str, flat: bool, code: Any) 
         return kind(length, randomness, total, start)
     if "error" in (randomness, around.randomness):
         randomness = "error"
-    elif randomness != around.randomness:
+    elif randomness != around.randomness or (randomness == "different" and _runs_as_written(around)):
         return kind(length, randomness, total, start)
     return kind(length, randomness, total, start, around)
+
+
+def _runs_as_written(level: BatchLevel) -> bool:
+    """Whether lanes of a level are left behind for all that has been drawn for them."""
+    return isinstance(level, LaneLevel) and machine.level is not level
 
 
 def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
@@ -249,18 +259,6 @@ def _entered(level: LaneLevel, rows: Tensor) -> BatchTensor:
     if outer.mapped(rows):
         note(level, value, "rows", level.root, lanes_of(outer), level.root.index)
     return level.wrap(value)
-
-
-def _give_back(level: LaneLevel, leaves: list, dims: list, lanes: list, place: tuple[int, int, int]) -> None:
-    """Write to the arguments what was written to lanes that had to be copied, for all pairs with those around."""
-    if level.outer is None or not level.journal.copies:
-        return
-    written = level.journal.written()
-    for leaf, dim, lane in zip(leaves, dims, lanes, strict=True):
-        if dim is not None and memory(lane.value) in written:
-            rows = lane_rows(leaf, dim, place)
-            if memory(rows) != memory(lane.value):
-                rows.copy_(level.lowered(lane)[0])
 
 
 def _of_pairs(value: Tensor, mapped: bool, outer: int, strides: Sequence[int], front: bool) -> Tensor:

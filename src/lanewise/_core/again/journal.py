@@ -20,18 +20,30 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
     A write to a running statistic counts no new version of it, neither does undoing that.
     A list in its place stands for a journal not begun: the tensors that were there before.
     """
-    journal = level.journal
     if level.picked is not None or level.copies is not None:
         note_write(level, value)
     if home is not None:
         level.writes += 1
         if level.aliases is not None:
             level.aliases.check(level, memory(value))
-    if type(journal) is list:
-        journal = level.journal = Journal([given for given in journal if isinstance(given, Tensor)])
+    journal = _begun(level)
     journal.keep(level, value, home)
     if statistic:
         journal.statistics.add(memory(value))
+
+
+def _begun(level: Any) -> "Journal":
+    if type(level.journal) is list:
+        level.journal = Journal([given for given in level.journal if isinstance(given, Tensor)])
+    return level.journal
+
+
+def note_before(level: Any, value: Tensor, home: Lanes | None, before: Tensor) -> None:
+    """Note what `value` `[n, *S]` held that has been written to by no operation of the level."""
+    level.forget_gathered()
+    journal = _begun(level)
+    if journal.is_outside(value, home):
+        journal.copies.setdefault(elements(value), (value, home, before))
 
 
 def note_write(level: Any, value: Tensor) -> None:
@@ -78,10 +90,17 @@ class Journal:
         self.refits = False
         self._views: dict[int, list[Tensor]] | None = None
 
+    def is_outside(self, value: Tensor, home: Lanes | None) -> bool:
+        """Whether a tensor was there before."""
+        if self.given is None:
+            return home is None or self.base is None or self.base.within(home)
+        place = memory(value)
+        return any(memory(given) == place for given in self.given)
+
     def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
         """Keep what `value`, or the tensors given that share memory with it, hold now."""
         if self.given is None:
-            if home is None or self.base is None or self.base.within(home):
+            if self.is_outside(value, home):
                 self._copy(level, value, home)
             return
         if self._views is None:

@@ -82,24 +82,24 @@ class _History:
         with on_plane(None):
             return _History(self.numbering, self.now, self.of(lanes, outer.root)[index.cpu()])
 
-    def end(self, level: LaneLevel) -> None:
+    def end(self, level: LaneLevel, last: Tensor | None) -> None:
         """After the last lane has come to its end: the generator goes on from where that one is, as after a loop."""
         if self.numbers is None:
             return
         outer, lanes, _ = _pairs_of(level)
         with on_plane(None):
             numbers = self._alike(self.numbers, self.numbers.unique().tolist())
-            ends = numbers.view(1 if outer is None else lanes.size, -1)[:, -1].tolist()
-        if outer is not None and outer.randomness == "same" and len(set(ends)) > 1:
+            ends = _of_last(numbers.view(1 if outer is None else lanes.size, -1), last).tolist()
+        if last is None and outer is not None and outer.randomness == "same" and len(set(ends)) > 1:
             # The level around is not known to have parted: its lanes are all to go on from one state.
             raise parted_by_draws(outer, "vmap")
         self.go_to(ends[-1])
 
-    def end_pairs(self, level: LaneLevel, pairs: "_History") -> None:
+    def end_pairs(self, level: LaneLevel, pairs: "_History", last: Tensor | None) -> None:
         """After a `vmap` inside: each lane goes on from where the last of its own lanes is."""
         outer, lanes, _ = _pairs_of(level)
         with on_plane(None):
-            ends = pairs.of(level.root, level.root).view(lanes.size, -1)[:, -1]
+            ends = _of_last(pairs.of(level.root, level.root).view(lanes.size, -1), last)
             self.numbers = self.of(outer.root, outer.root).index_copy(0, lanes.positions(outer.root).cpu(), ends)
         self.now = pairs.now
 
@@ -197,6 +197,11 @@ class _History:
                 self.numbers[lanes.positions(root).cpu()] = own
 
 
+def _of_last(numbers: Tensor, last: Tensor | None) -> Tensor:
+    """Those of the last lane of each row, or of the given ones."""
+    return numbers[:, -1] if last is None else numbers.gather(1, last.cpu()[:, None]).squeeze(1)
+
+
 class SameDraws:
     """What the lanes of a level have drawn, from each generator."""
 
@@ -221,14 +226,17 @@ class SameDraws:
             self.histories[key] = _History(_Numbering(generator)) if around is None else around.for_pairs(level)
         return self.histories[key]
 
-    def end(self, level: LaneLevel) -> None:
-        """After the last lane: what is drawn next begins as after a loop over the lanes."""
+    def end(self, level: LaneLevel, last: Tensor | None = None) -> None:
+        """After the last lane: what is drawn next begins as after a loop over the lanes.
+
+        `last`: the lane that ends it, for each lane around or `[1]`, where errors do.
+        """
         for history in self.histories.values() if level.root.size else ():
             around = _around(level, history.numbering.generator)
             if around is None:
-                history.end(level)
+                history.end(level, last)
             else:
-                around.end_pairs(level, history)
+                around.end_pairs(level, history, last)
 
     def copy(self) -> "SameDraws":
         """The same, for a function that is to run again from here."""

@@ -23,7 +23,7 @@ from lanewise._core.forms import form_of, give, take
 from lanewise._core.functions.arguments import Arguments
 from lanewise._core.functions.formulas import Formula, as_function
 from lanewise._core.functions.kept import ABSENT, PerLane, Slot, attributes_of_lanes, look_up, place_of, refer
-from lanewise._core.functions.lane_values import at_lane, needing_gradients, stack_derivatives, stack_lanes
+from lanewise._core.functions.lane_values import at_lane, each_lane, needing_gradients, stack_derivatives, stack_lanes
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.linear import LinearLevel
 from lanewise._core.parting.interleaved import FrontLevel, arguments_of, as_in_loop
@@ -195,7 +195,7 @@ class UserCall(Call):
         _say_per_lane(self.cls)
         self.around = None
         lanes = [copy.copy(self) for _ in range(level.size)]
-        rows = [level.below(lane.forward, at_lane(level, args, b)) for b, lane in enumerate(lanes)]
+        rows = each_lane(level, lambda b: level.below(lanes[b].forward, at_lane(level, args, b)))
         first = lanes[0]
         for name in ("single", "saved", "forward_saved", "dirty", *_OUTPUT_ATTRIBUTES):
             setattr(self, name, getattr(first, name))
@@ -271,15 +271,15 @@ class UserCall(Call):
             if is_grad_enabled() and any(level.owns(value) and recorded(value) for value in (*kept, *given)):
                 return as_function(formula, kept, given)
             kept, given = as_in_loop(level, kept), tuple(as_in_loop(level, given))
-            rows = [
-                level.below(
+            rows = each_lane(
+                level,
+                lambda b: level.below(
                     self._or_per_lane,
                     formula,
                     level.below(needing_gradients, kept, at_lane(level, kept, b)),
                     at_lane(level, given, b),
-                )
-                for b in range(level.size)
-            ]
+                ),
+            )
             return tuple([stack_derivatives(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
 
     def _backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:

@@ -1,11 +1,16 @@
 """A formula run once per lane: the values of one lane, and the results of all as one value."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
+from lanewise._core.level import on_plane
+from lanewise._core.parting.joins import narrow
+from lanewise._core.parting.lane_level import LaneLevel
+from lanewise._core.parting.lanes import OperationFailed, machine
 from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._torch_compat import is_grad_enabled
 from lanewise.errors import LaneValueError, at_user_line
@@ -21,6 +26,23 @@ def at_lane(level: BatchLevel, values: Any, lane: int) -> tuple:
         return level.below(_row, value.value, lane) if level.mapped(value) else level.physical(value)
 
     return tuple([take(value) for value in values])
+
+
+def each_lane(level: BatchLevel, run: Callable[[int], Any]) -> list:
+    """What code of the user's gives for each lane. An error is that of one lane, which goes on with it."""
+    rows = []
+    for lane in range(level.size):
+        try:
+            rows.append(run(lane))
+        except Exception:
+            if level.restartable:
+                machine.raised.append((OperationFailed, level, True))
+            elif isinstance(level, LaneLevel) and level.lanes.size > 1:
+                with on_plane(None):
+                    place = torch.tensor([lane])
+                narrow(level, place)
+            raise
+    return rows
 
 
 def needing_gradients(values: list, rows: tuple) -> list:

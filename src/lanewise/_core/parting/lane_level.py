@@ -16,7 +16,7 @@ from lanewise._core.overlaps import entries_apart
 from lanewise._core.parting.absent import computed_once, left, note, on_present_rows
 from lanewise._core.parting.cotangents import cotangent_lanes
 from lanewise._core.parting.failing import part_by_failure
-from lanewise._core.parting.lanes import EMPTY, Lanes, Restart, machine, union
+from lanewise._core.parting.lanes import EMPTY, Lanes, Restart, intersection, machine, union
 from lanewise._core.parting.leaks import note_filled, note_steep_tangents
 from lanewise._core.parting.rows import FUSED, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows
 from lanewise._core.parting.taking import taken
@@ -231,10 +231,11 @@ class LaneLevel(BatchLevel):
         running = self._lanes
         if current_graph_task_id() != self.task:
             self.lanes = cotangent_lanes(self, None, [value for value in values if isinstance(value, Tensor)])
+        begun = self._lanes
         try:
             yield
         finally:
-            self.lanes = running
+            self.lanes = running if self._lanes is begun else intersection(running, self._lanes)
 
     def covers(self, level: Any) -> bool:
         """Whether `level` is this one, or one around it whose lanes are part of the pairs here."""

@@ -384,21 +384,27 @@ def refuse_parted(level: Any, begun: Lanes | None) -> None:
 
 
 class OperationFailed:
-    """Stands among what was raised for an operation that failed where all lanes of a level run together."""
+    """Stands among what was raised for an operation that failed where all lanes of a level run together.
+
+    Behind the level, True where it has failed in some of them only, and which error comes first is to be found out.
+    """
 
 
 def arrived(level: Any, error: BaseException | None, kind: type[BaseException]) -> Any:
     """The Disagreement or Restart of a level that has come to its `vmap`, or that code on the way has caught; or None.
 
     `error`: what came in its place. Where nothing did, code of the function has caught that an operation failed, which
-    may be the fault of some lanes only.
+    may be the fault of some lanes only. Where an error did, lanes may differ in theirs.
     """
     found = error if isinstance(error, kind) and error.level is level else None  # type: ignore[attr-defined]
     if machine.raised:
+        failed = isinstance(error, Exception)
         for raised, owner, *options in machine.raised:
             if found is None and owner is level:
-                if raised is kind or (raised is OperationFailed and error is None and kind is Disagreement):
+                if raised is kind:
                     found = kind(level, *options)
+                elif raised is OperationFailed and kind is Disagreement and (error is None or (failed and options)):
+                    found = kind(level)
         machine.raised[:] = [entry for entry in machine.raised if entry[1] is not level]
     return found
 

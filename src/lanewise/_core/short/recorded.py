@@ -133,7 +133,11 @@ def _pulled(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> Sequ
     if value.requires_grad:
         seed, options = torch.ones_like(value), {"allow_unreachable": True, "accumulate_grad": False}
         grads = run_backward((value,), (seed,), create_graph, create_graph, tuple(inputs), **options)
-    return [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, inputs, strict=True)]
+    # Operations on torch's zeros without memory would make tensors on the plane of the lanes.
+    return [
+        torch.zeros_like(x) if grad is None or grad._is_zerotensor() else grad
+        for grad, x in zip(grads, inputs, strict=True)
+    ]
 
 
 # --- the lowest plane ------------------------------------------------------------------------------------------------
