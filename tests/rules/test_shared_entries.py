@@ -84,11 +84,11 @@ def test_values_and_tangents(f):
         torch.testing.assert_close(tangent, want, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("f", [by_a_number, by_numbers, twice_the_same, apart])
+@pytest.mark.parametrize("f", FUNCTIONS)
 def test_gradients(f):
-    rows = []
-    for x in XS:
-        x = x.clone().requires_grad_()
-        rows.append(torch.autograd.grad(f(x).sum(), x)[0])
-    torch.testing.assert_close(vmap(grad(lambda x: f(x).sum()))(XS), torch.stack(rows))
-    torch.testing.assert_close(grad(lambda xs: vmap(f)(xs).sum())(XS), torch.stack(rows))
+    """By differences: of an entry that stands twice in a list, torch's gradient knows one write alone."""
+    step = 1e-5
+    ways = step * torch.eye(3, dtype=D)
+    want = torch.stack([torch.stack([(f(x + t) - f(x - t)).sum() / (2 * step) for t in ways]) for x in XS])
+    for got in (vmap(grad(lambda x: f(x).sum()))(XS), grad(lambda xs: vmap(f)(xs).sum())(XS)):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)

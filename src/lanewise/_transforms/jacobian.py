@@ -20,10 +20,12 @@ from torch import Tensor
 
 from lanewise._core.again.around import undo_writes_around
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.level import current_level
 from lanewise._core.parting.lanes import Disagreement, arrived, machine, raise_caught
 from lanewise._core.plane import sync
 from lanewise._core.recording.graphs import needs_graph
 from lanewise._core.recording.kept_history import with_history
+from lanewise._core.short.shared import WatchedLevel
 from lanewise._core.trees import LEAF, Spec, flatten, leaf_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import (
@@ -44,6 +46,7 @@ from lanewise._transforms.arguments import (
     split_aux,
 )
 from lanewise._transforms.basis import Basis, of_forward, of_reverse
+from lanewise._transforms.below import are_few, jacobian_below
 from lanewise._transforms.chunks import check_chunk_options, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
@@ -114,9 +117,19 @@ def jacrev(
                 raise refuse_peer("jacrev")
             site = (api, shown, args, kwargs, argnums)
             positions = all_positions(site, argnums, args)
-            with Recording() as recording:
+            leaves, in_spec = read_inputs(site, args, positions)
+            here = current_level()
+            watched = here is not None and here.watching and chunk_size is None and not progress
+            if watched:
+                call = lambda leaves: func(*replace(args, positions, unflatten(leaves, in_spec)), **kwargs)
+                found = jacobian_below(here, site, leaves, has_aux, call)
+                if found is not None:
+                    columns, outputs, out_spec, aux = found
+                    basis = Basis(outputs, [False] * len(outputs))
+                    result = _of_columns(site, columns, leaves, basis, (in_spec, out_spec))
+                    return (result, aux) if has_aux else result
+            with Recording(noted=watched) as recording:
                 outer = recording.outer
-                leaves, in_spec = read_inputs(site, args, positions)
                 inputs = [tracked(leaf, outer) for leaf in leaves]
                 args, kwargs = recording.ordinary(args, kwargs)
                 value = func(*replace(args, positions, unflatten(list(inputs), in_spec)), **kwargs)
@@ -128,6 +141,7 @@ def jacrev(
                 check_not_nested(site, outputs, name, "return y.to_padded_tensor(0.0)")
                 basis = Basis(outputs, [out.is_complex() for out in outputs])
                 create_graph = outer and needs_graph(outputs, inputs)
+                recordable = isinstance(here, WatchedLevel) and here.recordable and are_few(outputs)
 
                 def run(start: int, length: int) -> tuple[list, list, Spec]:
                     last = start + length >= basis.total
@@ -179,15 +193,23 @@ def jacrev(
                     columns = join([leaves for leaves, _, _ in results], inputs, basis.total, _preallocate_and_copy)
                 if has_aux:
                     aux = untrack(aux, inputs, outer)
-            blocks = [of_reverse(site, column, x, basis) for column, x in zip(columns, inputs)]
-            rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(outputs))]
-            result = unflatten(rows, out_spec)
+                if isinstance(here, WatchedLevel):
+                    here.recordable = recordable  # whatever the rows needed, which are passes of their own below
+            result = _of_columns(site, columns, inputs, basis, (in_spec, out_spec))
             return (result, aux) if has_aux else result
         except Exception as error:
             hide_own_frames(error)
             raise
 
     return jacobian
+
+
+def _of_columns(site: Site, columns: list, inputs: list, basis: Basis, specs: tuple[Spec, Spec]) -> Any:
+    """The Jacobian from `[total, *x]` for each input x: in the structure of the outputs, and in that of the inputs."""
+    in_spec, out_spec = specs
+    blocks = [of_reverse(site, column, x, basis) for column, x in zip(columns, inputs)]
+    rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(basis.tensors))]
+    return unflatten(rows, out_spec)
 
 
 class Jacobian:

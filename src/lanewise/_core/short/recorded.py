@@ -128,16 +128,47 @@ def pulled_below(level: RecordedLevel, out: Tensor, inputs: Sequence[Tensor], cr
     return [_raised(level, gradient) for gradient in _at_bottom(level, _pulled, out, inputs, create_graph)]
 
 
-def _pulled(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> Sequence[Tensor]:
+def _pulled(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
+    return _pass_through(value, torch.ones_like(value), inputs, create_graph, create_graph)
+
+
+def _pass_through(
+    value: Tensor, cotangent: Tensor, inputs: Sequence[Tensor], keep: bool, create_graph: bool
+) -> list[Tensor]:
     grads: Sequence[Any] = [None] * len(inputs)
     if value.requires_grad:
-        seed, options = torch.ones_like(value), {"allow_unreachable": True, "accumulate_grad": False}
-        grads = run_backward((value,), (seed,), create_graph, create_graph, tuple(inputs), **options)
+        options = {"allow_unreachable": True, "accumulate_grad": False}
+        grads = run_backward((value,), (cotangent,), keep, create_graph, tuple(inputs), **options)
     # Operations on torch's zeros without memory would make tensors on the plane of the lanes.
     return [
         torch.zeros_like(x) if grad is None or grad._is_zerotensor() else grad
         for grad, x in zip(grads, inputs, strict=True)
     ]
+
+
+def rows_below(
+    level: RecordedLevel, outs: Sequence[Tensor], counts: Sequence[int], inputs: Sequence[Tensor], create_graph: bool
+) -> list[Tensor]:
+    """Jacobians `[rows, *S]`, on the plane of the lanes, of all numbers that each lane has in `outs`, a pass for each.
+
+    `counts`: how many numbers each of these has in a lane.
+    """
+    return [_raised(level, rows) for rows in _at_bottom(level, _rows, level, outs, counts, inputs, create_graph)]
+
+
+def _rows(
+    level: Any, outs: Sequence[Tensor], counts: Sequence[int], inputs: Sequence[Tensor], create_graph: bool
+) -> list[Tensor]:
+    depth = len(list(_down_from(level)))
+    rows = []
+    for out, count in zip(outs, counts, strict=True):
+        for place in range(count):
+            cotangent = torch.zeros((*out.shape[:depth], count), dtype=out.dtype, device=out.device)
+            cotangent[..., place] = 1
+            rows.append(_pass_through(out, cotangent.view(out.shape), inputs, True, create_graph))
+    if not rows:
+        return [x.new_empty((*x.shape[:depth], 0, *x.shape[depth:])) for x in inputs]
+    return [torch.stack(column, depth) for column in zip(*rows)]
 
 
 # --- the lowest plane ------------------------------------------------------------------------------------------------
