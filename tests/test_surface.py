@@ -421,3 +421,36 @@ def test_data_outside_is_as_it_was():
         plain.data = 3
     with pytest.raises(RuntimeError):
         del plain.data
+
+
+def whether_leaves(x):
+    return torch.tensor([x.is_leaf, (x * 2).is_leaf, x.detach().is_leaf, (x.detach() * 2).is_leaf])
+
+
+def no_longer_recorded(x):
+    try:
+        (x * 2).requires_grad_(False)
+    except RuntimeError:
+        return x * 2
+    return x
+
+
+def into_another(x):
+    try:
+        torch.mul(x, x, out=torch.empty(3, dtype=x.dtype))
+    except RuntimeError:
+        return x * 2
+    return x
+
+
+def into_truth_values(x):
+    return torch.gt(x, 0, out=torch.empty(3, dtype=torch.bool)) * x
+
+
+@pytest.mark.parametrize("f", [whether_leaves, no_longer_recorded, into_another, into_truth_values])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_is_recorded_outside_is_no_leaf(f, tracked):
+    rows = XS.clone().requires_grad_(tracked)
+    assert_same(vmap(f)(rows), torch.stack([f(rows[lane]) for lane in range(4)]))
+    with torch.no_grad():
+        assert_same(vmap(f)(rows), torch.stack([f(rows[lane]) for lane in range(4)]))
