@@ -127,6 +127,8 @@ FUNCTIONS: dict[str, tuple] = {
     "layer_norm, twice": (lambda x: grad(lambda x: F.layer_norm(x, (3,)).pow(3).sum())(x).square().sum(), X),
     "powers, twice": (lambda x: grad(lambda x: (x.abs() ** x.detach().abs()).sum())(x).square().sum(), X),
     "a zero to the power of zero, twice": (lambda x: grad(lambda x: (x ** x.abs()).sum())(x).sum(), X.relu() * 0 + 1),
+    "zeros without memory": (lambda x: torch.sgn(x).sum(), X),
+    "zeros without memory, twice": (lambda x: grad(lambda x: torch.sgn(x).sum())(x).exp().sum() + x.sum(), X),
     "sinc, twice": (lambda x: grad(lambda x: torch.sinc(x).sum())(x).sum(), X * 0),
     "a captured parameter": (lambda x: (PARAMETER * x).square().sum(), X),
     "a captured parameter, twice": (lambda x: grad(lambda x: (PARAMETER * x).pow(3).sum())(x).square().sum(), X),

@@ -222,6 +222,14 @@ def without_history(tensor: Tensor) -> Tensor:
     return detached(primal) if tangent is None else make_dual(detached(primal), detached(tangent), level=0)
 
 
+def with_memory(value: Tensor) -> Tensor:
+    """A value that has memory, which zeros that torch.autograd has computed may lack: kernels below a plane need it."""
+    if not value._is_zerotensor():
+        return value
+    with on_plane(None):
+        return value.clone()
+
+
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
     """The tensors among an operation's arguments, lists of tensors included."""
     found = []
