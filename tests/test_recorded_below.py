@@ -335,6 +335,22 @@ def _unrecorded(x: Tensor) -> Tensor:
     return x.square().sum()
 
 
+def _another_shape(x: Tensor) -> Tensor:
+    try:
+        x.unsqueeze_(0)
+    except RuntimeError:
+        return x.square().sum()
+    return x.sum()
+
+
+def _another_size(x: Tensor) -> Tensor:
+    try:
+        (x * 2).resize_(2)
+    except RuntimeError:
+        return x.square().sum()
+    return x.sum()
+
+
 def _into_another(x: Tensor) -> Tensor:
     try:
         torch.mul(x, x, out=torch.empty(3, dtype=x.dtype))
@@ -348,6 +364,8 @@ UNFIT: dict[str, Callable] = {
     "whether it is a leaf": lambda x: x.square().sum() * (1 + (x * 2).is_leaf + 2 * x.is_leaf + 4 * x.detach().is_leaf),
     "no leaf is not to require grad": _fixed,
     "a leaf does not require grad": _unrecorded,
+    "a leaf of another shape": _another_shape,
+    "another size": _another_size,
     "out=": _into_another,
     "vjp inside": lambda x: vjp(torch.sin, x)[1](x)[0].sum(),
     "jacrev inside": lambda x: jacrev(torch.sin)(x).square().sum(),
