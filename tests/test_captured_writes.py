@@ -195,3 +195,78 @@ def test_the_step_of_an_optimizer(name):
         return own.detach()
 
     torch.testing.assert_close(vmap(of_its_own)(xs), torch.stack([of_its_own(x) for x in xs]))
+
+
+# --- where the user's code does not record ---------------------------------------------------------------------------
+
+WEIGHT = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+ROWS = torch.tensor([[1.0, -2.0, 3.0], [-0.5, 0.25, 4.0]], dtype=torch.float64)
+
+
+def unrecorded_add(x):
+    own = WEIGHT.sin()
+    with torch.no_grad():
+        own.add_(x)
+    return (own * own).sum()
+
+
+def unrecorded_with_a_view(x):
+    own = WEIGHT * 2
+    view = own[:2]
+    with torch.no_grad():
+        own.add_(x)
+    return (own * own).sum() + (view**3).sum()
+
+
+def unrecorded_view(x):
+    own = WEIGHT * 2
+    view = own[0]
+    with torch.no_grad():
+        view.add_(x[0])
+    view.mul_(2)
+    return (own * own).sum() + view**3
+
+
+def unrecorded_mask(x):
+    own = WEIGHT * 1
+    with torch.no_grad():
+        own[x > 0] = 0.0
+    return (own * x).sum()
+
+
+def unrecorded_list(x):
+    own = WEIGHT * 1
+    with torch.no_grad():
+        torch._foreach_mul_([own], [x])
+    return (own * own).sum()
+
+
+def unrecorded_branch(x):
+    own = WEIGHT * 1
+    with torch.no_grad():
+        if x.sum() > 3:
+            own.add_(x)
+        else:
+            own.mul_(x)
+    return (own * own).sum()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        unrecorded_add,
+        unrecorded_with_a_view,
+        unrecorded_view,
+        unrecorded_mask,
+        unrecorded_list,
+        unrecorded_branch,
+        grad(unrecorded_mask),
+        lambda x: vmap(unrecorded_add)(torch.stack([x, 2 * x])),
+    ],
+)
+def test_lanes_written_without_recording_leave_the_history(f):
+    out, expected = vmap(f)(ROWS), torch.stack([f(row) for row in ROWS])
+    torch.testing.assert_close(out, expected)
+    assert out.requires_grad and expected.requires_grad
+    ours, theirs = (torch.autograd.grad(each.sin().sum(), WEIGHT)[0] for each in (out, expected))
+    torch.testing.assert_close(ours, theirs)

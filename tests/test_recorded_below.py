@@ -127,6 +127,8 @@ FUNCTIONS: dict[str, tuple] = {
     "layer_norm, twice": (lambda x: grad(lambda x: F.layer_norm(x, (3,)).pow(3).sum())(x).square().sum(), X),
     "powers, twice": (lambda x: grad(lambda x: (x.abs() ** x.detach().abs()).sum())(x).square().sum(), X),
     "a zero to the power of zero, twice": (lambda x: grad(lambda x: (x ** x.abs()).sum())(x).sum(), X.relu() * 0 + 1),
+    "zeros without memory": (lambda x: torch.sgn(x).sum(), X),
+    "zeros without memory, twice": (lambda x: grad(lambda x: torch.sgn(x).sum())(x).exp().sum() + x.sum(), X),
     "sinc, twice": (lambda x: grad(lambda x: torch.sinc(x).sum())(x).sum(), X * 0),
     "a captured parameter": (lambda x: (PARAMETER * x).square().sum(), X),
     "a captured parameter, twice": (lambda x: grad(lambda x: (PARAMETER * x).pow(3).sum())(x).square().sum(), X),
@@ -320,7 +322,51 @@ def _asked(x: Tensor) -> Tensor:
     return x.square().sum() if (x * 2).grad_fn is not None else x.sum()
 
 
+def _fixed(x: Tensor) -> Tensor:
+    try:
+        (x * 2).requires_grad_(False)
+    except RuntimeError:
+        return x.square().sum()
+    return x.sum()
+
+
+def _unrecorded(x: Tensor) -> Tensor:
+    x.requires_grad = False
+    return x.square().sum()
+
+
+def _another_shape(x: Tensor) -> Tensor:
+    try:
+        x.unsqueeze_(0)
+    except RuntimeError:
+        return x.square().sum()
+    return x.sum()
+
+
+def _another_size(x: Tensor) -> Tensor:
+    try:
+        (x * 2).resize_(2)
+    except RuntimeError:
+        return x.square().sum()
+    return x.sum()
+
+
+def _into_another(x: Tensor) -> Tensor:
+    try:
+        torch.mul(x, x, out=torch.empty(3, dtype=x.dtype))
+    except RuntimeError as error:
+        assert "don't support automatic differentiation" in str(error)
+        return x.square().sum()
+    return x.sum()
+
+
 UNFIT: dict[str, Callable] = {
+    "whether it is a leaf": lambda x: x.square().sum() * (1 + (x * 2).is_leaf + 2 * x.is_leaf + 4 * x.detach().is_leaf),
+    "no leaf is not to require grad": _fixed,
+    "a leaf does not require grad": _unrecorded,
+    "a leaf of another shape": _another_shape,
+    "another size": _another_size,
+    "out=": _into_another,
     "vjp inside": lambda x: vjp(torch.sin, x)[1](x)[0].sum(),
     "jacrev inside": lambda x: jacrev(torch.sin)(x).square().sum(),
     "jacfwd inside": lambda x: jacfwd(torch.sin)(x).square().sum(),
@@ -443,6 +489,20 @@ def test_writes_and_objects_are_put_back_where_it_starts_again() -> None:
         assert count[0] == calls[0] + 1
     torch.testing.assert_close(written, Y + 4)
     assert total == 4
+
+
+def test_an_argument_that_is_written_to_has_no_history() -> None:
+    state = torch.zeros(4, 3, dtype=X.dtype)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        y.copy_(x * 3)
+        return (x * y).sum()
+
+    mapped = vmap(grad(f))
+    for _ in range(3):
+        torch.testing.assert_close(mapped(X, state), 6 * X)
+        torch.testing.assert_close(state, 3 * X)
+        assert not state.requires_grad
 
 
 def test_transforms_around_record_as_ever() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lanewise import grad, jvp, vmap
+from lanewise import grad, jacfwd, jvp, linearize, vjp, vmap
 from lanewise.errors import CapturedWriteError, EscapedTensorError, LaneValueError
 from tests.oracles import assert_same, loop_vmap
 
@@ -421,3 +421,67 @@ def test_data_outside_is_as_it_was():
         plain.data = 3
     with pytest.raises(RuntimeError):
         del plain.data
+
+
+def whether_leaves(x):
+    return torch.tensor([x.is_leaf, (x * 2).is_leaf, x.detach().is_leaf, (x.detach() * 2).is_leaf])
+
+
+def no_longer_recorded(x):
+    try:
+        (x * 2).requires_grad_(False)
+    except RuntimeError:
+        return x * 2
+    return x
+
+
+def into_another(x):
+    try:
+        torch.mul(x, x, out=torch.empty(3, dtype=x.dtype))
+    except RuntimeError:
+        return x * 2
+    return x
+
+
+def into_truth_values(x):
+    return torch.gt(x, 0, out=torch.empty(3, dtype=torch.bool)) * x
+
+
+@pytest.mark.parametrize("f", [whether_leaves, no_longer_recorded, into_another, into_truth_values])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_is_recorded_outside_is_no_leaf(f, tracked):
+    rows = XS.clone().requires_grad_(tracked)
+    assert_same(vmap(f)(rows), torch.stack([f(rows[lane]) for lane in range(4)]))
+    with torch.no_grad():
+        assert_same(vmap(f)(rows), torch.stack([f(rows[lane]) for lane in range(4)]))
+
+
+LEAF = XS.clone().requires_grad_()
+# Zeros that torch.autograd computes, without memory.
+(ZEROS,) = torch.autograd.grad(torch.sgn(LEAF).sum(), LEAF)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda zeros: vmap(torch.exp)(zeros),
+        lambda zeros: vmap(torch.exp, chunk_size=2)(zeros),
+        lambda zeros: vmap(vmap(torch.exp))(zeros),
+        lambda zeros: vmap(lambda tree: tree[0].exp())([zeros]),
+        lambda zeros: vmap(lambda tree: tree["x"] * 2)({"x": zeros}),
+        lambda zeros: vmap(lambda x: x.exp() if x.sum() >= 0 else x)(zeros),
+        lambda zeros: vmap(grad(lambda x: x.exp().sum()))(zeros),
+        lambda zeros: vmap(lambda x: (x * zeros[0]).exp())(XS),
+        lambda zeros: jvp(torch.exp, (zeros,), (XS,))[1],
+        lambda zeros: jvp(torch.exp, (XS,), (zeros,))[1],
+        lambda zeros: linearize(torch.exp, zeros)[1](XS),
+        lambda zeros: linearize(torch.exp, XS)[1](zeros),
+        lambda zeros: jacfwd(torch.exp)(zeros[0]),
+        lambda zeros: vjp(torch.exp, zeros)[1](XS)[0],
+        lambda zeros: vjp(torch.exp, XS)[1](zeros)[0],
+    ],
+)
+def test_zeros_that_have_no_memory(call):
+    assert ZEROS._is_zerotensor()
+    for _ in range(3):
+        assert_same(call(ZEROS).clone(), call(torch.zeros_like(XS)))

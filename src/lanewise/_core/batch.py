@@ -20,6 +20,7 @@ from lanewise._core.plane import (
     Plane,
     argument,
     interpret,
+    keep_history,
     lift,
     map_tensors,
     replace_tensors,
@@ -255,7 +256,8 @@ class BatchLevel(Level):
             if type(part) is BatchTensor:
                 note_write(part.level, part)
             part = part.value
-        wrapper.value = self.below(_copy_for_lanes, wrapper.value, self.size)
+        with keep_history(wrapper.value):
+            wrapper.value = self.below(_copy_for_lanes, wrapper.value, self.size)
         wrapper.mapped = True
 
     def copy_slots(self, wrapper: BatchTensor, like: BatchTensor) -> None:

@@ -19,12 +19,13 @@ from lanewise._core.plane import (
     replace_tensors,
     taken_apart,
     tensors_of,
+    tracked,
     written_arguments,
     written_results,
 )
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
-from lanewise._torch_compat import OpOverload
+from lanewise._torch_compat import OpOverload, is_grad_enabled
 from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 aten = torch.ops.aten
@@ -128,6 +129,13 @@ def write_out(func: OpOverload, twin: OpOverload, args: tuple, kwargs: dict) -> 
         if "device" in options:
             passed["device"] = targets[0].device
     results = twin(*args, **passed)
+    if is_grad_enabled() and any(map(tracked, tensors_of((targets, results), {}))):
+        raise TransformError(
+            at_user_line(
+                f"{func._schema.name.removeprefix('aten::')}(): functions with out=... arguments don't support "
+                "automatic differentiation, but one of the arguments requires grad."
+            )
+        )
     each = results if isinstance(results, (list, tuple)) else (results,)
     if any(target.dtype is not result.dtype for target, result in zip(targets, each, strict=False)):
         _ask_torch(func, args, kwargs, targets, each)

@@ -1,5 +1,7 @@
 """What all wrappers share: the handler, lifting on write, and the meaning of a plane for `detach` and for printing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -21,6 +23,7 @@ from lanewise._torch_compat import (
     has_kernel_for_key,
     include_key,
     is_composition,
+    is_grad_enabled,
     is_inference_mode_enabled,
     keys_of_autocast,
     make_dual,
@@ -219,6 +222,14 @@ def without_history(tensor: Tensor) -> Tensor:
     return detached(primal) if tangent is None else make_dual(detached(primal), detached(tangent), level=0)
 
 
+def with_memory(value: Tensor) -> Tensor:
+    """A value that has memory, which zeros that torch.autograd has computed may lack: kernels below a plane need it."""
+    if not value._is_zerotensor():
+        return value
+    with on_plane(None):
+        return value.clone()
+
+
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
     """The tensors among an operation's arguments, lists of tensors included."""
     found = []
@@ -324,7 +335,7 @@ def sync(wrapper: Plane) -> None:
         parent = _of_its_memory(wrapper, parent)
     sync(parent)
     if level.lifted(parent):
-        with at_home(parent):
+        with at_home(parent), keep_history(wrapper.value):
             view = level.interpret(func, (parent, *args), kwargs, [parent])
         level.copy_slots(wrapper, view if index is None else view[index])
 
@@ -372,6 +383,19 @@ class at_home:
     def __exit__(self, *exc: object) -> None:
         for level, lanes in reversed(self.running):
             level.lanes = lanes
+
+
+@contextmanager
+def keep_history(value: Tensor) -> Iterator[None]:
+    """What stands for a value from here on is recorded as that is, though the user's code does not record now."""
+    if is_grad_enabled() or not tracked(value):
+        yield
+        return
+    set_grad_enabled(True)
+    try:
+        yield
+    finally:
+        set_grad_enabled(False)
 
 
 def lift(wrapper: Plane) -> None:

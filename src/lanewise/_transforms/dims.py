@@ -9,6 +9,7 @@ from torch.nn import Module, ModuleList
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.layouts import layout_of
+from lanewise._core.plane import with_memory
 from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, leaf_names
 from lanewise._transforms.arguments import Call, function_name
 from lanewise._transforms.ragged import by_component
@@ -122,6 +123,7 @@ def mapped_leaves(call: Call, in_dims: Any, axis_size: int | None) -> tuple[list
         if not -leaf.dim() <= dim < leaf.dim():
             raise _not_mappable(call, prefix, position)
         dims[position] = dim % leaf.dim()
+        leaves[position] = with_memory(leaf)
         length = leaf.size(0) if leaf.is_nested else leaf.shape[dim]
         same = same and (size < 0 or length == size)
         size = length if size < 0 else size

@@ -12,7 +12,7 @@ from lanewise._core.layouts import layout_of
 from lanewise._core.linear import LinearLevel, memories
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import check_derivatives
-from lanewise._core.plane import sync
+from lanewise._core.plane import sync, with_memory
 from lanewise._core.recording.kept_history import with_history
 from lanewise._core.recording.tensor_hooks import with_own_nodes
 from lanewise._core.trees import flatten, leaf_names, unflatten
@@ -66,7 +66,7 @@ def push_forward(
     level = DualLevel()
     leaves = with_own_nodes(leaves)
     with level:
-        duals = [level.wrap(x, t) for x, t in zip(leaves, tangent_leaves)]
+        duals = [level.wrap(with_memory(x), with_memory(t)) for x, t in zip(leaves, tangent_leaves)]
         out = func(*(duals if spec is None else unflatten(duals, spec)))
         value, aux = split_aux(site or _text("jvp", func), out, has_aux) if has_aux else (out, None)
         if isinstance(value, Tensor):
@@ -130,7 +130,7 @@ def linearize(func: Callable, *primals: Any) -> tuple[Any, Callable]:
             tangents = [linear.wrap(linear.below(_blank, leaf)) for leaf in leaves]
             with DualLevel(preserve=linear.preserve) as level:
                 leaves = linear.below(with_own_nodes, leaves)
-                duals = [level.wrap(x, t) for x, t in zip(leaves, tangents)]
+                duals = [level.wrap(with_memory(x), t) for x, t in zip(leaves, tangents)]
                 out = func(*unflatten(duals, spec))
                 outputs, out_spec = flatten(out)
                 check_outputs(_text("linearize", func), out, outputs)

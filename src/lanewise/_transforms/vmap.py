@@ -289,6 +289,8 @@ def _lane_count(args: tuple, in_dims: Any) -> int:
         for leaf in (arg,) if isinstance(arg, Tensor) else _leaves(arg):
             if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
                 return -1
+            if leaf._is_zerotensor():
+                return -1
             try:
                 found = leaf.shape[dim]
             except IndexError:

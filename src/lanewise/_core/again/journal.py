@@ -10,7 +10,7 @@ from torch import Tensor
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import Disagreement, Lanes, Restart, machine
 from lanewise._core.plane import Plane, detached, tracked, versioned
-from lanewise._torch_compat import preserve_version
+from lanewise._torch_compat import is_grad_enabled, preserve_version
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -27,7 +27,7 @@ def keep(level: Any, value: Tensor, home: Lanes | None = None, statistic: bool =
         if level.aliases is not None:
             level.aliases.check(level, memory(value))
     journal = _begun(level)
-    journal.keep(level, value, home)
+    journal.keep(level, value, home, statistic)
     if statistic:
         journal.statistics.add(memory(value))
 
@@ -97,7 +97,7 @@ class Journal:
         place = memory(value)
         return any(memory(given) == place for given in self.given)
 
-    def keep(self, level: Any, value: Tensor, home: Lanes | None) -> None:
+    def keep(self, level: Any, value: Tensor, home: Lanes | None, statistic: bool) -> None:
         """Keep what `value`, or the tensors given that share memory with it, hold now."""
         if self.given is None:
             if self.is_outside(value, home):
@@ -108,7 +108,10 @@ class Journal:
             for tensor in self.given:
                 self._views.setdefault(memory(tensor), []).append(tensor)
         # All of them, for several may be views of one memory; none again.
-        for tensor in self._views.pop(memory(value), ()):
+        given = self._views.pop(memory(value), ())
+        if given and not statistic and is_grad_enabled() and (value.is_floating_point() or value.is_complex()):
+            level.note_autograd()  # it is to have a history on this plane alone, and none outside
+        for tensor in given:
             self._copy(level, tensor, self.base)
 
     def _copy(self, level: Any, value: Tensor, home: Lanes | None) -> None:

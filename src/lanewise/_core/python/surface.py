@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchTensor
 from lanewise._core.dual import DualTensor
-from lanewise._core.level import current_level, on_plane
+from lanewise._core.level import current_level, note_autograd, on_plane
 from lanewise._core.parting.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.unasked import note_question
@@ -250,7 +250,22 @@ class Surface:
 
     @requires_grad.setter
     def requires_grad(self, flag: bool) -> None:
-        Tensor.requires_grad.__set__(self, flag)  # type: ignore[attr-defined]
+        self.requires_grad_(flag)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Record the tensor on its plane from here on; no longer, if it is a leaf of that."""
+        if not requires_grad and _is_tracked_below(self):
+            note_autograd()
+            begin_history(self)
+        return Tensor.requires_grad_(self, requires_grad)  # type: ignore[arg-type]
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the tensor has no history; what was given to the function with one, has one inside, too."""
+        if not self.level.grad_mode or not _is_tracked_below(self):
+            return Tensor.is_leaf.__get__(self)  # type: ignore[attr-defined]
+        note_autograd()
+        return False
 
     @property
     def grad(self) -> Tensor | None:
@@ -274,7 +289,7 @@ class Surface:
 
     def retain_grad(self) -> None:
         """Keep the gradient of a tensor that is no leaf, on its plane."""
-        if not recorded(self) and tracked(self):  # type: ignore[arg-type]
+        if _is_tracked_below(self):
             raise TransformError(
                 at_user_line(
                     f"attempting to call Tensor.retain_grad() inside of a function being transformed: the tensor is "
@@ -338,6 +353,11 @@ class Surface:
                 return format(answering, spec)
             texts = [format(lane, spec) for lane in lanes]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def _is_tracked_below(wrapper: Any) -> bool:
+    """Whether autograd records a tensor on a plane below, and not on its own."""
+    return not recorded(wrapper) and tracked(wrapper)
 
 
 def _detach(value: Tensor) -> Tensor:

@@ -63,6 +63,13 @@ class RecordedLevel(BatchLevel):
 
     note_autograd = note_within
 
+    def check_refit(self, tensor: BatchTensor) -> None:
+        """Before the shape of a tensor changes in place: autograd refuses that of a leaf."""
+        super().check_refit(tensor)
+        value = lowest(self, tensor)
+        if value is not None and value.requires_grad and value.is_leaf:
+            self.note_within()
+
     def check_end(self, results: Sequence[Any]) -> None:
         """A result that was kept in a gradient's function has a history here that it is not to have outside.
 

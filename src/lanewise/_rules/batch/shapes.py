@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.interleaved import begin_in_front_of
-from lanewise._core.plane import regrow
+from lanewise._core.plane import regrow, tracked
 from lanewise._core.python.factories import route_past
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import joined_path
@@ -283,6 +283,8 @@ def as_strided_scatter(level, x, src, size, stride, storage_offset=None):
 @lane_rule(aten.resize_.default, raw=True, same_plane=True)
 def resize_(level: BatchLevel, x, size, *, memory_format=None):
     """x [B, *S] -> [B, *size]: the first elements are kept, those beyond are uninitialised"""
+    if tracked(x):
+        raise TransformError(at_user_line("cannot resize variables that require grad"))
     if x.shape == torch.Size(size):
         return x
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
