@@ -54,7 +54,7 @@ FUNCTIONS = [raises_after, raises_in_a_branch, raises_between]
 CALLS = {
     "vmap": lambda f: vmap(f)(XS),
     "vmap(vmap)": lambda f: vmap(vmap(f))(XS[None]),
-    "vmap(grad)": lambda f: vmap(grad(f))(XS),
+    "vmap(grad)": lambda f: vmap(grad(lambda x: f(x).sum()))(XS),
     "grad(vmap)": lambda f: grad(lambda xs: vmap(f)(xs).sum())(XS),
     "vmap(jvp)": lambda f: vmap(lambda x: jvp(f, (x,), (x,)))(XS),
     "jacrev(vmap)": lambda f: jacrev(vmap(f))(XS),

@@ -304,6 +304,8 @@ CheckpointFunction: Any = torch.utils.checkpoint.CheckpointFunction
 # Until torch 2.11, `checkpoint` keeps its arguments by a Function that is never pulled back: as they are, on any plane.
 CheckpointInputs = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
+# How a function under `checkpoint`, run again, is stopped once all is found. Without it: taken for an error of lanes.
+StopRecomputation: Any = torch.utils.checkpoint._StopRecomputationError
 # The modes of `create_selective_checkpoint_contexts`, which keep results and give them in place of computing again.
 SELECTIVE_CHECKPOINT_MODES: list[Any] = [
     getattr(torch.utils.checkpoint, name)

@@ -21,10 +21,11 @@ from lanewise._core.parting.lanes import (
     machine,
     true_places,
 )
+from lanewise._torch_compat import StopRecomputation
 from lanewise.errors import CheckError, LanewiseError
 
 # What says how to go on, or comes from outside, is of no lanes.
-_OF_NONE = (Disagreement, Restart, BeginAgain, KeyboardInterrupt, GeneratorExit)
+_OF_NONE = (Disagreement, Restart, BeginAgain, KeyboardInterrupt, GeneratorExit, StopRecomputation)
 
 
 def is_of_lanes(error: BaseException) -> bool:
