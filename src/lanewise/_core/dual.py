@@ -204,7 +204,7 @@ class DualLevel(Level):
         """Wrap results with their tangents, a tree of the same shape in which None is zero."""
         if isinstance(out, Tensor):
             if out.layout is not torch.strided and differentiable(out):
-                raise sparse_with_tangent(out)
+                raise nested_with_tangent() if out.is_nested else sparse_with_tangent(out)
             return self.adopt(out) if tangent is None else self.wrap(out, tangent)
         if isinstance(out, (list, tuple)):
             tangents = [None] * len(out) if tangent is None else tangent
