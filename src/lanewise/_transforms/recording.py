@@ -87,7 +87,7 @@ def _ordinary(leaf: Any) -> Any:
 def tracked(x: Tensor, outer: bool) -> Tensor:
     """A fresh alias of `x` to differentiate with respect to. It keeps the history that `x` has outside."""
     alias = _tracked(x, outer)
-    if standing.orders > 1:
+    if standing.orders > 1 or standing.levels:  # of others, nobody asks
         note_leaf(alias)
     return alias
 

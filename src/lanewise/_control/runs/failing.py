@@ -119,7 +119,7 @@ def leave_others(level: LaneLevel) -> None:
         mask = torch.zeros(around.size, dtype=torch.bool)
         mask[level.root.index[level.lanes.positions(level.root)]] = True
         failing = true_places(mask)
-    if failing.shape[0] == around.size:
+    if failing.shape[0] in (0, around.size):
         return
     if isinstance(outer, LaneLevel):
         narrow(outer, failing)
