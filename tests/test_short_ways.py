@@ -53,7 +53,7 @@ FEW: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
     "sin": (lambda x, u: torch.sin(x), 3),
     "add": (lambda x, u: torch.add(x, x), 4),
     "clone": (lambda x, u: x.clone(), 3),
-    "copy_": (lambda x, u: x.copy_(x), 8),
+    "copy_": (lambda x, u: x.copy_(x), 9),
     "stack": (lambda x, u: torch.stack([x, u, W]), 11),
     "stack of what has no lanes": (lambda x, u: torch.stack([u, u]), 8),
     "zeros": (lambda x, u: torch.zeros(4), 4),

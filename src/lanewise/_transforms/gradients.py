@@ -185,11 +185,16 @@ def _indices_repeat(indices: list[Tensor | None]) -> bool:
     return any(i.numel() > 1 for i in numbers)
 
 
+def _is_plain_write(op: Any, x: Tensor, source: Any) -> bool:
+    """Whether nothing that is written has a history, or it is of the memory written to, which torch refuses."""
+    return not _records(source) or (op._schema.is_mutable and share_memory([x, source]))
+
+
 def _index_put(op: Any) -> None:
     @written_out(op, depth=1)
     def index_put(x, indices, values, accumulate=False):
         """x [*S], values that broadcast to x[indices] -> [*S]"""
-        if accumulate or not _records(values) or not _indices_repeat(indices):
+        if accumulate or _is_plain_write(op, x, values) or not _indices_repeat(indices):
             return op(x, indices, values, accumulate)
 
         def places(order):
@@ -203,7 +208,7 @@ def _scatter(op: Any) -> None:
     @written_out(op, depth=1)
     def scatter(x, dim, index, source):
         """x [*S], index [*I], source [*J] -> [*S]"""
-        if not _records(source):
+        if _is_plain_write(op, x, source):
             return op(x, dim, index, source)
 
         def places(order):
@@ -216,7 +221,7 @@ def _index_copy(op: Any) -> None:
     @written_out(op, depth=1)
     def index_copy(x, dim, index, source):
         """x [*S, N, *T], index [I], source [*S, I, *T] -> [*S, N, *T]"""
-        if not _records(source) or index.numel() < 2:
+        if _is_plain_write(op, x, source) or index.numel() < 2:
             return op(x, dim, index, source)
 
         def places(order):
@@ -229,7 +234,7 @@ def _put(op: Any) -> None:
     @written_out(op, depth=1)
     def put(x, index, source, accumulate=False):
         """x [*S], index, source [*I] -> [*S]"""
-        if accumulate or not _records(source) or index.numel() < 2:
+        if accumulate or _is_plain_write(op, x, source) or index.numel() < 2:
             return op(x, index, source, accumulate)
 
         def places(order):
