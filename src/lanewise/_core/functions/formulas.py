@@ -10,6 +10,7 @@ from torch.autograd.function import Function
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.native import ordinary, recording_again
 from lanewise._core.plane import Plane, recorded
+from lanewise._core.recording.graphs import note_leaf
 from lanewise._torch_compat import AUTOGRAD_KEY, is_grad_enabled, tls_is_excluded
 
 
@@ -74,4 +75,5 @@ def _alias(highest: Any, value: Tensor | None) -> Tensor | None:
     alias = value.view_as(value) if highest is None or highest.owns(value) else highest.adopt(value)
     if recorded(alias) or not (value.is_floating_point() or value.is_complex()):
         return alias
-    return alias.requires_grad_()
+    note_leaf(alias.requires_grad_())
+    return alias
