@@ -539,3 +539,12 @@ def test_dicts_with_other_things_in_them():
     nested = {"a": {"w": seeded(B, 2)}, "n": None, "list": [seeded(B)]}
     out = lw.vmap(lambda t: t["a"]["w"].sum() + t["list"][0] if t["n"] is None else None)(nested)
     equal(out, nested["a"]["w"].sum(1) + nested["list"][0])
+
+
+def test_a_generator_is_no_result():
+    def items(x):
+        yield x * 2
+
+    with pytest.raises(lw.errors.ArgumentError, match=r"must only return Tensors, got type <class 'generator'>"):
+        lw.vmap(items)(torch.ones(3))
+    assert lw.vmap(lambda x: sum(items(x)))(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]

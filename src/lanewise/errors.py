@@ -367,7 +367,7 @@ _INTERNALS = (
 )
 _READS = (
     "a kernel of torch reads the memory of a tensor of this transform, which has none of its own",
-    "x.contiguous()  # a strided tensor in place of a sparse one; or call it outside the transform",
+    "x.to_dense()  # a strided tensor in place of a sparse operand; or call it outside the transform",
 )
 
 

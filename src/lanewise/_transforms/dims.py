@@ -1,5 +1,6 @@
 """`in_dims` and `out_dims`: reading them, checking them, and saying what does not fit."""
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -318,6 +319,8 @@ def lanes_in_object(level: BatchLevel, leaf: Any) -> str | None:
     """Where an object that is no container holds lanes of this level (`.attribute`), or None."""
     if leaf is None or type(leaf) in (int, float, bool, str, complex):
         return None
+    if isinstance(leaf, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        return ""  # it runs once the transform has ended
     if isinstance(leaf, (set, frozenset)):
         items = [("", item) for item in leaf]
     else:
