@@ -241,3 +241,15 @@ def test_ints_too_large_for_a_tensor(counts, free, monkeypatch):
         with pytest.raises(LaneValueError, match="output: 265252859812191058636308480000000 does not fit"):
             vmap(product)(torch.tensor(counts))
         assert vmap(product, out_dims="list")(torch.tensor(counts)) == [math.factorial(n) for n in counts]
+
+
+@pytest.mark.parametrize("transform", [vmap, lambda f: lambda xs: vmap(lambda x: jvp(f, (x,), (x,)))(xs)[0]])
+def test_numbers_of_the_lanes_around_from_an_inner_vmap(transform):
+    def f(x):
+        return vmap(lambda y: y * x[0] if y > 0 else float(x[1]))(x).double()
+
+    xs = torch.tensor([[-1.0, -2.0], [2.0, -0.5], [-3.0, -1.0]], dtype=torch.float64)
+    want = torch.tensor([[-2.0, -2.0], [4.0, -0.5], [-1.0, -1.0]], dtype=torch.float64)
+    for rows in (slice(None), slice(0, 1), slice(1, None)):
+        for _ in range(2):
+            assert torch.equal(transform(f)(xs[rows]), want[rows])

@@ -6,6 +6,9 @@ from lanewise._control.masking.masked_lanes import run_masked, run_masked_lanes
 from lanewise._control.runs.loops import run_looped
 from lanewise._control.runs.split import run_apart
 from lanewise._control.runtime.hooks import run_hook
+from lanewise._control.runtime.merging import Mixed
+from lanewise._control.runtime.numbers import LaneNumber, as_tensor
+from lanewise._core.functions.numbers import mixed_classes, number_classes
 from lanewise._core.recording.hooks import runner as hook_runner
 from lanewise._transforms.parting import runner
 
@@ -13,4 +16,7 @@ runner.run = run_apart
 runner.looped = run_looped
 runner.masked = run_masked_lanes
 runner.masked_plainly = run_masked
+runner.number_as_tensor = as_tensor
 hook_runner.run = run_hook
+number_classes.add(LaneNumber)
+mixed_classes.add(Mixed)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lanewise._core.again.around import undo_writes_around
 from lanewise._core.again.journal import Journal
@@ -49,12 +50,14 @@ class _Runner:
     `looped`, called like that, gives what that does where a loop over the examples is tried, or None.
     `masked(func, leaves, dims, spec, out_dims, place)` gives it for a cheap function, or None;
     `masked_plainly(func, args, in_dims)` the result alone, where lanes are in front of all that has some.
+    `number_as_tensor(number)` is the tensor of a number that each of the lanes around has.
     """
 
     run: Callable[..., Any]
     looped: Callable[..., Any]
     masked: Callable[..., Any]
     masked_plainly: Callable[..., Any]
+    number_as_tensor: Callable[[Any], Tensor]
 
 
 runner = _Runner()

@@ -414,7 +414,10 @@ def leave_leaf(level: BatchLevel, leaf: Any, dim: Any, place: tuple[Callable, Sp
             if machine.alone is not None and dim is not None:
                 machine.alone()
             return leaf
-        value, lanes = number_as_tensor(level, leaf, lambda: output_name(place)), True
+        if issubclass(type(leaf), NUMBERS):
+            value, lanes = number_as_tensor(level, leaf, lambda: output_name(place)), True
+        else:
+            value, lanes = level.lowered(runner.number_as_tensor(leaf))
     else:
         attribute = lanes_in_object(level, leaf)
         if attribute is not None:

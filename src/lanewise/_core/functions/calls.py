@@ -215,7 +215,8 @@ class UserCall(Call):
         self.attributes = attributes_of_lanes([lane.attributes for lane in lanes], len(self.slots))
         if any(isinstance(value, PerLane) for value in self.attributes.values()):
             self.slots.append(Slot("value", -1, level.wrap(level.below(torch.arange, level.size)), True))
-        outs = [stack_lanes(level, [row[j] for row in rows]) for j in range(len(rows[0]))]
+        stack = stack_derivatives if self.cls is Formula else stack_lanes
+        outs = [stack(level, [row[j] for row in rows]) for j in range(len(rows[0]))]
         return tuple([args[first.written[j]] if j in first.written else out for j, out in enumerate(outs)])
 
     def context(self, kept: list, needs: tuple, forward: bool = False) -> Context:

@@ -18,7 +18,7 @@ from lanewise._core.distributed import is_of_dtensors, placed_as
 from lanewise._core.draws.chunk_draws import own_draws
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import give
-from lanewise._core.functions.arguments import CONTAINERS, with_held_tensors
+from lanewise._core.functions.arguments import holds, of_one_kind, with_held_tensors
 from lanewise._core.functions.calls import (
     Call,
     Context,
@@ -57,6 +57,10 @@ def apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         return apply_plainly(cls, *args, **kwargs)
     note_autograd()
     args, kwargs = with_defaults(cls, args, kwargs)
+    holding = any(map(holds, args))
+    if holding:
+        args = of_one_kind(args)
+        level = highest_level((*args, *kwargs.values()))
     if level is not None and any(isinstance(arg, Tensor) for arg in kwargs.values()):
         raise FunctionError(
             at_user_line(
@@ -67,7 +71,7 @@ def apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     if level is None and not any(isinstance(arg, Tensor) for arg in args):
         return apply_plainly(cls, *args, **kwargs)
     given = None
-    if any(type(arg) in CONTAINERS for arg in args):
+    if holding:
         args, given = with_held_tensors(args, has_vmap(cls))
     call = UserCall(cls, kwargs, tuple([isinstance(arg, Tensor) and tracked(arg) for arg in args]), given)
     outs = carry_out(call, args)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lanewise._core.functions.numbers import Number, as_number
 from lanewise._core.trees import flatten, unflatten
 
 # Stands for an attribute that forward did not set in a lane.
@@ -40,8 +41,15 @@ class _Ref(NamedTuple):
     slot: int
 
 
+class _NumberRef(NamedTuple):
+    """Stands in an attribute of `ctx` for a number of each lane, whose values are in a slot."""
+
+    slot: int
+    number: Number
+
+
 class _Tree:
-    """An attribute of `ctx` that holds tensors."""
+    """An attribute of `ctx` that holds tensors, or numbers of each lane."""
 
     __slots__ = ("leaves", "spec")
 
@@ -73,9 +81,15 @@ def place_of(tensor: Tensor, args: tuple, outs: tuple) -> tuple[str, int]:
 def refer(value: Any, slot: Callable[[Tensor, bool], int]) -> Any:
     """An attribute of `ctx` with references in place of its tensors; untouched where it holds none."""
     leaves, spec = flatten(value)
-    if not any(isinstance(leaf, Tensor) for leaf in leaves):
-        return value
-    return _Tree([_Ref(slot(leaf, True)) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+    found = [_reference(leaf, slot) for leaf in leaves]
+    return value if all(ref is leaf for ref, leaf in zip(found, leaves)) else _Tree(found, spec)
+
+
+def _reference(leaf: Any, slot: Callable[[Tensor, bool], int]) -> Any:
+    if isinstance(leaf, Tensor):
+        return _Ref(slot(leaf, True))
+    number = as_number(leaf)
+    return leaf if number is None else _NumberRef(slot(leaf.value, True), number)
 
 
 def look_up(value: Any, kept: list) -> Any:
@@ -88,7 +102,13 @@ def look_up(value: Any, kept: list) -> Any:
         return look_up(value.values[int(kept[value.slot])], kept)
     if not isinstance(value, _Tree):
         return value
-    return unflatten([kept[leaf.slot] if isinstance(leaf, _Ref) else leaf for leaf in value.leaves], value.spec)
+    return unflatten([_found(leaf, kept) for leaf in value.leaves], value.spec)
+
+
+def _found(leaf: Any, kept: list) -> Any:
+    if isinstance(leaf, _Ref):
+        return kept[leaf.slot]
+    return leaf.number.of(kept[leaf.slot]) if isinstance(leaf, _NumberRef) else leaf
 
 
 def attributes_of_lanes(lanes: list[dict[str, Any]], slot: int) -> dict[str, Any]:
