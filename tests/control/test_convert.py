@@ -1,5 +1,6 @@
 """Converted functions of plain values do what the functions do: results, errors, and the lines that errors name."""
 
+import ast
 import importlib.util
 import linecache
 import traceback
@@ -151,3 +152,23 @@ def test_more_branches_than_python_nests():
     assert "too many statically nested blocks" in why_not(f)
     xs = torch.tensor([3, 38, 3, 50, 0])
     assert torch.equal(vmap(f)(xs), torch.stack([f(x) for x in xs]))
+
+
+def test_a_file_that_another_thread_keeps_from_being_parsed(monkeypatch):
+    parse, failed = ast.parse, []
+
+    def disturbed(*args, **kwargs):
+        if len(failed) < 3:
+            failed.append(args)
+            raise SystemError("AST constructor recursion depth mismatch (before=72, after=56)")
+        return parse(*args, **kwargs)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+
+    def f(x):
+        if x > 0:
+            return 2 * x
+        return -x
+
+    assert vmap(f)(torch.tensor([1.0, -3.0])).tolist() == [2, 3]
+    assert len(failed) == 3

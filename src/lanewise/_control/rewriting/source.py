@@ -13,6 +13,8 @@ _FUTURE_FLAGS = 0
 for _feature in ("annotations", "generator_stop"):
     _FUTURE_FLAGS |= getattr(__import__("__future__"), _feature).compiler_flag
 
+_ATTEMPTS = 20
+
 Function = ast.FunctionDef | ast.Lambda
 
 
@@ -86,6 +88,19 @@ def _positions(code: types.CodeType) -> Iterator[tuple]:
     return code.co_positions()  # type: ignore[attr-defined]
 
 
+def parsed(text: str) -> ast.Module:
+    """`ast.parse`; again where another thread parsed in between, which CPython 3.11 may mistake for an error.
+
+    It counts how deep trees are for all threads together, and raises if the count is another than before.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return ast.parse(text)
+        except SystemError:
+            pass
+    return ast.parse(text)
+
+
 def _parse_block(lines: list[str], first: int, last: int) -> ast.Module | None:
     """The lines, which may be indented, as a tree with the numbers and columns that they have in the file."""
     block = lines[first - 1 : last]
@@ -94,7 +109,7 @@ def _parse_block(lines: list[str], first: int, last: int) -> ast.Module | None:
     indented = block[0][:1].isspace()
     text = "if 1:\n" + "".join(block) if indented else "".join(block)
     try:
-        tree = ast.parse(text)
+        tree = parsed(text)
     except (SyntaxError, ValueError):
         return None
     return ast.increment_lineno(tree, first - 1 - indented)
@@ -107,7 +122,7 @@ def _find_lambda(code: types.CodeType, lines: list[str]) -> ast.Lambda:
     kept = _trees.get(code.co_filename)
     if kept is None or kept[0] is not lines:
         try:
-            tree = ast.parse("".join(lines))
+            tree = parsed("".join(lines))
         except SyntaxError:
             raise Unsupported("the file of the lambda cannot be parsed", _NAMED) from None
         kept = lines, [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]

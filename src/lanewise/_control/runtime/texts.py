@@ -15,6 +15,7 @@ import sys
 import types
 from typing import Any
 
+from lanewise._control.rewriting.source import parsed
 from lanewise._core.again.libraries import LIBRARIES
 from lanewise._core.python.surface import asking
 
@@ -62,7 +63,7 @@ class _Source:
         self.around: dict[ast.AST, ast.AST] = {}
         self.statements: list[ast.stmt] = []
         try:
-            tree = ast.parse("".join(lines))
+            tree = parsed("".join(lines))
         except (SyntaxError, ValueError):
             return
         for node in ast.walk(tree):
