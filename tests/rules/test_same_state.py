@@ -58,7 +58,7 @@ SAME = {
     "bernoulli_ of a transpose": lambda x: (0 * x.view(2, 2)).t().bernoulli_(x.view(2, 2)),
     "bernoulli_, bfloat16": lambda x: (0 * x.repeat(100)).bernoulli_(x.repeat(100).bfloat16()),
     "bernoulli_ by a shared tensor": lambda x: (0 * x.view(2, 2)).t().bernoulli_(torch.tensor([0.2, 0.7])),
-    "bernoulli out": lambda x: torch.bernoulli(x, out=torch.empty(4)),
+    "bernoulli out": lambda x: torch.bernoulli(x.detach(), out=torch.empty(4)),
     "multinomial, one": lambda x: torch.multinomial(x, 1, True),
     "multinomial, all": lambda x: torch.multinomial(x.repeat(6), 24),
     "multinomial, again": lambda x: torch.multinomial(x, 20, True),
