@@ -2,9 +2,7 @@
 
 import copy
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +12,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-import lanewise
 from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.plane import recorded
 from lanewise._core.short.shared import _below, _without, _without_gradients, with_wrappers
+from tests.counts import python_calls
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +26,6 @@ def _unknown() -> None:
         known.clear()
 
 
-PACKAGE = str(Path(lanewise.__file__).parent)
 X = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.7, -1.1], [2.0, 0.1, 0.2], [-0.4, 1.3, 0.9]], dtype=torch.float64)
 Y = torch.tensor([[0.2, 1.0], [-0.5, 0.4], [1.5, -0.3], [0.8, 0.6]], dtype=torch.float64)
 W = torch.tensor([[0.5, -1.5, 2.0], [0.1, 0.2, -0.7]], dtype=torch.float64)
@@ -523,23 +520,7 @@ def test_transforms_around_record_as_ever() -> None:
     torch.testing.assert_close(vmap(mapped)(X[None]), by_loop(f, X)[None])
 
 
-def _calls_of_the_package(run: Callable) -> int:
-    """How many functions of the package a call passes."""
-    count = 0
-
-    def note(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call" and PACKAGE in frame.f_code.co_filename
-
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_later_calls_pass_a_fraction_of_the_package() -> None:
     mapped = vmap(grad(energy))
-    first, second = _calls_of_the_package(lambda: mapped(X)), _calls_of_the_package(lambda: mapped(X))
+    first, second = python_calls(lambda: mapped(X)), python_calls(lambda: mapped(X))
     assert second < 0.6 * first

@@ -1,7 +1,5 @@
 """The short ways of plain operations: how little of the library they pass, and that nothing is lost on them."""
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,31 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import lanewise
 from lanewise import grad, hessian, jacrev, jvp, vmap
 from lanewise._core.short import hot
+from tests.counts import python_calls
 
 X = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 X = X + 6 * torch.eye(4, dtype=torch.float64)
 W = torch.arange(16.0, dtype=torch.float64).view(4, 4)
 ROWS = torch.tensor([2, 0, 3])
-PACKAGE = os.path.dirname(lanewise.__file__)
-
-
-def python_calls(run: Callable[[], Any]) -> int:
-    """How many functions of the package a call comes to. (torch's own depend on what else the process has run.)"""
-    count = 0
-
-    def note(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def written(x: Tensor, index: Any, value: Any) -> Tensor:
