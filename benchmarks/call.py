@@ -29,6 +29,24 @@ def vmap_dot() -> Peers:
     return peers
 
 
+@workload("call", 1.0)
+def vmap_dot_inside() -> Peers:
+    """vmap of a function that calls dot, over two [64, 5]"""
+    x, y = _random(64, 5), _random(64, 5, seed=1)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.dot(x, y)
+
+    def make(api):
+        mapped = api.vmap(f)
+        return lambda: mapped(x, y)
+
+    peers = transforms(make)
+    peers[LOOP] = lambda: torch.stack([f(a, b) for a, b in zip(x, y)])
+    peers[BATCHED] = lambda: (x * y).sum(dim=1)
+    return peers
+
+
 @workload("call", 2.0)
 def nested_dot() -> Peers:
     """vmap(vmap(dot)): all pairs of two [8, 5]"""

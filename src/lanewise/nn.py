@@ -334,9 +334,15 @@ def _disjoint_dicts(given: Any) -> Sequence[dict[str, Tensor]]:
     return given
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+def _named_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under all their names. (The module's own methods walk its parts four times.)"""
+    for store in (module._parameters, module._buffers):
+        for name, tensor in store.items():
+            if tensor is not None:
+                yield prefix + name, tensor
+    for name, part in module._modules.items():
+        if part is not None:
+            yield from _named_tensors(part, f"{prefix}{name}.")
 
 
 def _with_tied_names(module: nn.Module, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from lanewise._core.parting.unasked import Answers
 from lanewise._core.plane import recorded
 from lanewise._core.recording.kept_history import with_history
 from lanewise._core.short.shared import class_of_level, runs_otherwise, with_wrappers
+from lanewise._core.short.whole import WHOLE, mapped_whole
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
 from lanewise._torch_compat import peer_engine_active
 from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
@@ -117,6 +118,7 @@ def vmap(
     # Wherever there are lanes, for `runner.masked_plainly`.
     lanes_first = out_dims == 0 and (front or (plain and not any(in_dims)))  # type: ignore[arg-type]
     estimates: dict = {}
+    whole = WHOLE.get(func) if type(func) is types.BuiltinFunctionType and (front or plain) else None
     code = code_of(func)
     reach: Any = NOT_LOOKED_AT
     looks = code not in with_wrappers
@@ -131,6 +133,10 @@ def vmap(
             if peer_engine_active():
                 raise refuse_peer("vmap")
             size = _lane_count(args, _IN_FRONT if front else in_dims) if front or plain else -1
+            if whole is not None and size > 0 and not kwargs:
+                out = mapped_whole(whole, args, _IN_FRONT if front else in_dims, out_dims)
+                if out is not None:
+                    return out
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
                 kind = class_of_level(code, args, randomness) if looks else BatchLevel
                 level = kind(size, randomness)

@@ -5,7 +5,7 @@ of the plane below with the lanes in dim 0.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -303,16 +303,27 @@ def bind(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list, dict]:
     """Positional arguments with keywords and defaults put in their places, and the keyword-only rest."""
     bound = list(args)
     rest = dict(kwargs)
-    for arg in op._schema.arguments[len(bound) :]:
-        if arg.kwarg_only:
-            break
-        if arg.name in rest:
-            bound.append(rest.pop(arg.name))
-        elif arg.has_default_value():
-            bound.append(arg.default_value)
+    for name, default in _positional(op)[len(bound) :]:
+        if name in rest:
+            bound.append(rest.pop(name))
+        elif default is not _MISSING:
+            bound.append(list(default) if type(default) is list else default)
         else:
             break
     return bound, rest
+
+
+_MISSING = object()
+
+
+@cache
+def _positional(op: OpOverload) -> list[tuple[str, Any]]:
+    """Names and defaults of the arguments that may be given by position. (Asking the schema takes 0.3 us for each.)"""
+    return [
+        (arg.name, arg.default_value if arg.has_default_value() else _MISSING)
+        for arg in op._schema.arguments
+        if not arg.kwarg_only
+    ]
 
 
 def shift_dims(dims: Any, span: int) -> Any:

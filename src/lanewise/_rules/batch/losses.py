@@ -59,9 +59,10 @@ def _elementwise(op):
         """input, target [B, *S] -> [B] or [B, *S]"""
         bound, rest = bind(op, args, kwargs)
         tensors = [arg for arg in bound if isinstance(arg, Tensor)]
-        if all(level.mapped(t) and t.shape == tensors[0].shape and t.dtype is tensors[0].dtype for t in tensors):
+        shape, dtype = tensors[0].shape, tensors[0].dtype
+        if all(t.dtype is dtype and t.shape == shape for t in tensors):
             reduction, bound[at] = bound[at], NONE
-            values = [level.physical(arg) if isinstance(arg, Tensor) else arg for arg in bound]
+            values = [level.expanded(arg) if isinstance(arg, Tensor) else arg for arg in bound]
             return reduced(call(*values, **rest), reduction)
         full = (level.size, *common_shape(*tensors))
         # The logits of one example are computed in the dtype of their targets, of no dims, too.

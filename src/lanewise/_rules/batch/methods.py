@@ -1,4 +1,5 @@
-"""Operators and methods that answer without the dispatcher where they can (direct.py)."""
+"""Operators and methods that answer without the dispatcher where they can (direct.py), and functions that `vmap` maps as
+they are (whole.py)."""
 
 import operator
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from lanewise._core.short.direct import binary_method, product_method, unary_method
+from lanewise._core.short.whole import whole_pointwise, whole_product
 from lanewise._rules.batch.matmul import dots, product_of_lanes
 
 
@@ -28,6 +30,9 @@ for _name in (
     "logical_not neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc"
 ).split():
     unary_method(_name, getattr(torch, _name))
+    whole_pointwise(getattr(torch, _name))
+for _name in "add atan2 div maximum minimum mul pow sub".split():
+    whole_pointwise(getattr(torch, _name))
 
 
 def _dot(x: Any, y: Any) -> Any:
@@ -53,3 +58,6 @@ _PRODUCTS = {
 }
 product_method("__matmul__", _PRODUCTS)
 product_method("__rmatmul__", _PRODUCTS, turned=True)
+for _function, _ranks in ((torch.dot, (1, 1)), (torch.mv, (2, 1)), (torch.mm, (2, 2)), (torch.matmul, None)):
+    _forms = {key: form for key, form in _PRODUCTS.items() if _ranks in (None, (key[1], key[3]))}
+    whole_product(_function, _forms)

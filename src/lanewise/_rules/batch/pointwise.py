@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._rules.batch.families import bind, decompose, lane_rule, pointwise
-from lanewise._rules.batch.operands import aligner, logical_dtype
+from lanewise._rules.batch.operands import aligner, common_shape, logical_dtype
 from lanewise._torch_compat import current_autograd_node
 
 aten = torch.ops.aten
@@ -125,7 +125,7 @@ def clamp(level, x, *bounds, **named):
     operands, _ = bind(aten.clamp.Tensor, (x, *bounds), named)
     given = [operand for operand in operands if operand is not None]
     align = aligner(level, given)
-    full = (level.size, *torch.broadcast_shapes(*[operand.shape for operand in given]))
+    full = (level.size, *common_shape(*given))
     # The gradients of two bounds that are wider than x go wrong in torch.
     x, *bounds = operands
     dtype = logical_dtype(given)
@@ -155,7 +155,7 @@ def _full_size(op):
     def run(level, *operands, **options):
         align = aligner(level, list(operands))
         # On CUDA the buffer of log_sigmoid is empty.
-        full = (level.size, *torch.broadcast_shapes(*[x.shape for x in operands if x.shape != (0,)]))
+        full = (level.size, *common_shape(*[x for x in operands if x.shape != (0,)]))
         return op(*[align(x) if x.shape == (0,) else align(x).expand(full) for x in operands], **options)
 
     lane_rule(op)(run)
