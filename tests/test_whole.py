@@ -30,9 +30,7 @@ def _laid(lane: tuple, size: int, dim: int | None, seed: int, dtype: torch.dtype
 
 def _loop(f: Callable, args: tuple, dims: tuple) -> Tensor:
     size = next(arg.shape[dim] for arg, dim in zip(args, dims) if dim is not None)
-    rows = [
-        f(*[arg if dim is None else arg.select(dim, lane) for arg, dim in zip(args, dims)]) for lane in range(size)
-    ]
+    rows = [f(*[arg if dim is None else arg.select(dim, lane) for arg, dim in zip(args, dims)]) for lane in range(size)]
     return torch.stack(rows)
 
 

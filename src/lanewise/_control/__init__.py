@@ -2,7 +2,7 @@
 
 import lanewise._control.functional.torch_names
 import lanewise._control.runtime.texts  # noqa: F401
-from lanewise._control.masking.masked_lanes import run_masked, run_masked_lanes
+from lanewise._control.masking.masked_lanes import run_masked, run_masked_lanes, run_straight
 from lanewise._control.runs.loops import run_looped
 from lanewise._control.runs.split import run_apart
 from lanewise._control.runtime.hooks import run_hook
@@ -16,6 +16,7 @@ runner.run = run_apart
 runner.looped = run_looped
 runner.masked = run_masked_lanes
 runner.masked_plainly = run_masked
+runner.straight = run_straight
 runner.number_as_tensor = as_tensor
 hook_runner.run = run_hook
 number_classes.add(LaneNumber)

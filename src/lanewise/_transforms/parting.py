@@ -50,6 +50,7 @@ class _Runner:
     `looped`, called like that, gives what that does where a loop over the examples is tried, or None.
     `masked(func, leaves, dims, spec, out_dims, place)` gives it for a cheap function, or None;
     `masked_plainly(func, args, in_dims)` the result alone, where lanes are in front of all that has some.
+    `straight(func, args, in_dims)` likewise for one whose lanes go one way, NotImplemented for not at this call.
     `number_as_tensor(number)` is the tensor of a number that each of the lanes around has.
     """
 
@@ -57,6 +58,7 @@ class _Runner:
     looped: Callable[..., Any]
     masked: Callable[..., Any]
     masked_plainly: Callable[..., Any]
+    straight: Callable[..., Any]
     number_as_tensor: Callable[[Any], Tensor]
 
 

@@ -39,6 +39,7 @@ from lanewise._transforms.numbers import NUMBERS, number_as_tensor
 from lanewise._transforms.parting import check_lost, code_of, parted, parts, runner, starts_again
 from lanewise._transforms.ragged import Apart, Ragged, by_component, result, taken_apart
 from lanewise._transforms.reverse import tensors_only
+from lanewise._transforms.straight import run_straight
 from lanewise.errors import LanewiseError, hide_own_frames, name_lanes, note_unbatched
 
 
@@ -137,6 +138,11 @@ def vmap(
                 out = mapped_whole(whole, args, _IN_FRONT if front else in_dims, out_dims)
                 if out is not None:
                     return out
+            each: Any = in_dims if plain else (0,) * len(args)
+            if lanes_first and size > 0 and not kwargs and code not in parted:
+                out = run_straight(code, func, args, each)
+                if out is not None:
+                    return out
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
                 kind = class_of_level(code, args, randomness) if looks else BatchLevel
                 level = kind(size, randomness)
@@ -175,7 +181,6 @@ def vmap(
                         generators.reseat()
             ways = parted.get(code) if lanes_first and size > 0 and not kwargs else None
             if ways is not None and size.bit_length() in ways.together:
-                each: Any = in_dims if plain else (0,) * len(args)
                 if tensors_only([arg for arg, dim in zip(args, each) if dim is not None]):
                     out = runner.masked_plainly(func, args, each)
                     if out is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lanewise._control.masking.masks import FEW, Failing, Lasting, Masks, Numbers
+from lanewise._control.masking.masks import ELEMENTWISE_FUNCTIONS, FEW, Failing, Lasting, Masks, Narrow, Numbers
 from lanewise._control.masking.predication import Predicated, predicated
 from lanewise._control.rewriting.compiling import definition
 from lanewise._control.rewriting.source import Unsupported, compile_definition
@@ -47,9 +47,10 @@ class Form:
             some take ten times as long.
         strict: Up to which kind of operands its derivatives need that sides are cut off (`Masks.only`).
         missed: How many gradients were not finite even so.
+        vectors: Whether it, or a function that it calls, makes vectors of numbers.
     """
 
-    __slots__ = ("code", "count", "free", "attributes", "truths", "below", "defined", "strict", "missed")
+    __slots__ = ("code", "count", "free", "attributes", "truths", "below", "defined", "strict", "missed", "vectors")
 
     def __init__(self, code: types.CodeType, found: Predicated) -> None:
         self.code = code
@@ -60,6 +61,7 @@ class Form:
         self.truths = found.truths
         self.defined = self.strict = int(found.defined)
         self.missed = 0
+        self.vectors = found.vectors
 
     def around(self, func: types.FunctionType, owner: Any) -> tuple[dict, dict] | None:
         """The numbers and tensors that the code reads from around a function, and from the one whose method it is.
@@ -79,6 +81,9 @@ class Form:
                     return None
             elif isinstance(value, Tensor):
                 found[name] = _unrecorded(value)
+            elif type(value) is types.BuiltinFunctionType:
+                if value not in ELEMENTWISE_FUNCTIONS:
+                    return None
             elif type(value) not in _FREE:
                 return None
         kept = {name: _unrecorded(_kept(owner, name)) for name in self.attributes}
@@ -158,18 +163,20 @@ class Run:
         size, dtype, device: The number of lanes, and of what kind these arguments are.
         wide: Whether there are vectors among the arguments.
         others: The functions that it calls.
+        straight: Whether all lanes are to go one way.
     """
 
-    __slots__ = ("form", "function", "own", "size", "dtype", "device", "wide", "others")
+    __slots__ = ("form", "function", "own", "size", "dtype", "device", "wide", "others", "straight")
 
-    def __init__(self, form: Form, own: list[bool], args: tuple) -> None:
+    def __init__(self, form: Form, own: list[bool], args: tuple, straight: bool = False) -> None:
         first = args[own.index(True)]
         self.form = form
         self.function: Callable | None = None
         self.own = own
         self.others: dict[types.FunctionType, Callable | None] = {}
         self.size, self.dtype, self.device = first.shape[0], first.dtype, first.device
-        self.wide = any(isinstance(arg, Tensor) and arg.dim() > each for arg, each in zip(args, own))
+        self.wide = form.vectors or any(isinstance(arg, Tensor) and arg.dim() > each for arg, each in zip(args, own))
+        self.straight = straight
 
     def takes(self, args: tuple, func: types.FunctionType, owner: Any) -> bool:
         """Whether it can be told that masks give what lanes would that part. `owner`: whose method it is, or None."""
@@ -231,6 +238,7 @@ class Run:
             int(recording) + further,
             form.strict if recording else form.defined,
             self.called,
+            self.straight,
         )
         try:
             out = self.function(masks, *args)  # type: ignore[misc]
@@ -239,16 +247,21 @@ class Run:
             return None
         except Failing:
             return None
+        except Narrow:
+            form.vectors = True  # from the next call on
+            return None
         except Exception:
             # Of what fails for a lane that does not come there, the lane is to know nothing.
-            form.below = 0
+            if not self.straight:
+                form.below = 0
             return None
         given = out if type(out) is tuple else (out,)
         if any(type(each) in (int, float) for each in given):
             return None  # all lanes have returned this number
         found = tuple([self._result(each) for each in given])
         if not found or any(each is None for each in found):
-            form.below = 0
+            if not self.straight:
+                form.below = 0
             return None
         return found, type(out) is not tuple
 

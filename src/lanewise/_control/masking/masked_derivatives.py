@@ -75,7 +75,7 @@ def differentiated(run: Run, transforms: list[Derivative], args: tuple, position
         except (Declined, RuntimeError):
             return None
         # A sum is finite only if all that it adds up is.
-        if all(math.isfinite(float(grad.sum())) for grad in chain.found):
+        if run.straight or all(math.isfinite(float(grad.sum())) for grad in chain.found):
             leaves, spec = flatten(out)
             return unflatten([leaf.detach() for leaf in leaves], spec)
         if not run.form.retry(strict):

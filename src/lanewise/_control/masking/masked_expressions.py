@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable
 
-from lanewise._control.rewriting.arithmetic import COMPARISONS, ELEMENTWISE, OPERATORS
+from lanewise._control.rewriting.arithmetic import COMPARISONS, ELEMENTWISE, FUNCTIONS, OPERATORS
 from lanewise._control.rewriting.builders import attribute, call, load_name
 from lanewise._control.rewriting.scopes import stores
 from lanewise._control.rewriting.source import Function, Unsupported, argument_names
@@ -32,7 +32,7 @@ class MaskedExpressions:
         free: Names that it takes from around it.
         first, attributes: The name of its first argument, None if that changes, and what it reads of it.
         branches: The number of branches so far.
-        calls_others: Whether it calls functions of the user's, which may have branches.
+        vectors: Whether it makes vectors of numbers.
         calls: Which of `_NARROW` and `_SLOW` it calls functions of.
         narrow: Number of operations around the expression at hand that are not defined for all numbers.
         made: Where the lanes of a value counted, by its name: those of the path that it was bound on.
@@ -49,7 +49,7 @@ class MaskedExpressions:
             self.first = None
         self.attributes: set[str] = set()
         self.branches = 0
-        self.calls_others = False
+        self.vectors = False
         self.calls: set[frozenset[str]] = set()
         self.narrow = 0
         self.made: dict[str, Path] = {}
@@ -97,7 +97,14 @@ class MaskedExpressions:
             return ast.Compare(self.value(node.left), node.ops, [self.value(node.comparators[0])])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return of_masks("dot", self.value(node.left), self.value(node.right))
-        if isinstance(node, ast.Subscript):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            bounds = [
+                ast.Constant(None) if each is None else self.value(each)
+                for each in (node.slice.lower, node.slice.upper)
+            ]
+            if node.slice.step is None:
+                return of_masks("part", self.value(node.value), *bounds)
+        elif isinstance(node, ast.Subscript):
             return of_masks("entry", self.value(node.value), self.value(node.slice))
         if isinstance(node, ast.IfExp):
             return self.choice(node, returned)
@@ -106,6 +113,8 @@ class MaskedExpressions:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in _NUMBERS:
             if node.value.id in ("math", "torch"):
                 return ast.Attribute(self.load(node.value), node.attr, ast.Load())
+        if isinstance(node, ast.Attribute) and _is_torch(node.value) and node.attr in FUNCTIONS:
+            return ast.Attribute(self.value(node.value), node.attr, ast.Load())  # for a function that calls it
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.first:
             self.attributes.add(node.attr)
             return ast.Attribute(load_name(node.value.id), node.attr, ast.Load())
@@ -133,7 +142,6 @@ class MaskedExpressions:
                 return ast.Call(self.load(func), given, [])
             if func.id == "len":
                 return of_masks("length", self.load(func), *given)
-            self.calls_others = True
             names = ast.Constant(tuple([each.arg for each in node.keywords]))  # type: ignore[arg-type]
             return of_masks("call", self.load(func), names, self.here(self.path), *given)
         if not isinstance(func, ast.Attribute):
@@ -141,7 +149,9 @@ class MaskedExpressions:
         name = func.attr
         if name in _REDUCED and not node.args and not node.keywords:
             return of_masks("reduced", ast.Constant(_REDUCED[name]), self.value(func.value))
-        of_torch = isinstance(func.value, ast.Name) and func.value.id == "torch"
+        of_torch = _is_torch(func.value)
+        if of_torch and not node.keywords and (found := self.of_vectors(name, node.args)) is not None:
+            return found
         if of_torch and name in _CONSTANTS and len(node.args) == 1 and not node.keywords:
             return of_masks("constant", self.constant(name, node.args[0]))
         if name == "dot" and not of_torch and len(node.args) == 1 and not node.keywords:
@@ -162,6 +172,17 @@ class MaskedExpressions:
         out = ast.Call(new, [self.value(arg) for arg in node.args], keywords)
         self.narrow -= name in _NARROW
         return out
+
+    def of_vectors(self, name: str, args: list[ast.expr]) -> ast.expr | None:
+        """A function of torch that makes a number of vectors, or a vector; None for another one."""
+        if name in ("sum", "mean") and len(args) == 1:
+            return of_masks("reduced", ast.Constant(name), self.value(args[0]))
+        if name == "dot" and len(args) == 2:
+            return of_masks("dot", *map(self.value, args))
+        if name in ("stack", "cat") and len(args) == 1 and isinstance(args[0], (ast.List, ast.Tuple)):
+            self.vectors = True
+            return of_masks(name, *map(self.value, args[0].elts))
+        return None
 
     def taken(self, asks: bool) -> ast.expr:
         """Whether to run what is on the path at hand. `asks`: only if some lanes come there."""
@@ -198,6 +219,10 @@ class MaskedExpressions:
                 kind = ast.Constant(1 if self.narrow else 2)
                 out = of_masks("only", load_name(condition), ast.Constant(holds), out, kind)
         return out
+
+
+def _is_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "torch"
 
 
 def calls_by_name(nodes: Iterable[ast.AST]) -> bool:

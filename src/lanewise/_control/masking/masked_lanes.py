@@ -3,7 +3,7 @@
 The lanes of a `vmap` of a `vmap` are the pairs of both: what the one maps and the other does not is repeated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from lanewise._control.masking.masked_calls import Run, form_of, with_owner
 from lanewise._control.masking.masked_derivatives import derivatives_of, differentiated, recorded_call
 from lanewise._control.masking.masks import is_recorded
 from lanewise._core.level import standing
-from lanewise._core.trees import PrefixMismatch, Spec, flatten_with_prefix, unflatten
+from lanewise._core.trees import PrefixMismatch, Spec, flatten, flatten_with_prefix, unflatten
 from lanewise._torch_compat import (
     dispatch_mode_count,
     forward_level,
@@ -83,8 +83,13 @@ def run_masked_lanes(
     func: Any, leaves: list, dims: list, spec: Spec, out_dims: Any, place: tuple[int, int, int]
 ) -> tuple[list, list, Spec] | None:
     """The leaves of a result, lanes at their dims; the dims and the structure. None where the lanes have to part."""
-    if watched():
-        return None
+    return None if watched() else _run_lanes(run_masked, func, leaves, dims, spec, out_dims, place)
+
+
+def _run_lanes(
+    run: Callable, func: Any, leaves: list, dims: list, spec: Spec, out_dims: Any, place: tuple[int, int, int]
+) -> Any:
+    """The same by `run_masked` or `run_straight`, and what else that gives."""
     args, kwargs = unflatten(leaves, spec)
     in_dims, named = unflatten(dims, spec)
     # (Where nothing is mapped, the dims have no structure.)
@@ -107,8 +112,8 @@ def run_masked_lanes(
         outs.append(inner.out_dims)
         func = inner.func
     lanes = [0 if any(each.has) else None for each in given]
-    out = run_masked(func, tuple([each.flat(sizes) for each in given]), lanes, tuple(kwargs))
-    return None if out is None else _put_back(out, sizes, [out_dims, *outs])
+    out = run(func, tuple([each.flat(sizes) for each in given]), lanes, tuple(kwargs))
+    return out if out is None or out is NotImplemented else _put_back(out, sizes, [out_dims, *outs])
 
 
 def _put_back(out: Any, sizes: list[int], out_dims: list[Any]) -> tuple[list, list, Spec] | None:
@@ -165,6 +170,44 @@ def run_masked(func: Any, args: tuple, in_dims: Sequence[int | None], names: tup
         out = tuple([_apart(each, args) for each in out])
         return out[0] if one else out
     return recorded_call(run, func, args, in_dims, wanted)
+
+
+def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: tuple[str, ...] = ()) -> Any:
+    """The same for a function that goes one way in all lanes, on no plane: None where it is not known to.
+
+    NotImplemented where it may be known at another call. There are no sides for derivatives to leak from, so what torch
+    records of plain tensors will do.
+    """
+    if watched():
+        return NotImplemented
+    if mapping_of(func) is not None:
+        size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
+        _, spec = flatten((args, {}))
+        found = _run_lanes(run_straight, func, list(args), list(in_dims), spec, 0, (0, size, size))
+        return found if found is None or found is NotImplemented else unflatten(found[0], found[2])
+    transforms, inner = derivatives_of(func)
+    inner, owner = with_owner(inner)
+    form = form_of(inner)
+    if form is None:
+        return None
+    bound = form.bound(inner, args, in_dims, names, owner is not None)
+    if bound is None:
+        return None
+    given, in_dims = bound
+    own = [dim is not None for dim in in_dims]
+    given = tuple([arg.contiguous() if mapped else arg for arg, mapped in zip(given, own)])
+    run = Run(form, own, given, True)
+    if not run.takes(given, inner, owner):
+        return None
+    if transforms:
+        return differentiated(run, transforms, given, len(args))
+    narrow = not run.wide
+    found = run.results(given, False)
+    if found is None:
+        return NotImplemented if narrow and form.vectors else None
+    out, one = found
+    out = tuple([_apart(each, given) for each in out])
+    return out[0] if one else out
 
 
 def watched() -> bool:

@@ -1,6 +1,7 @@
 """What functions with masks in place of branches call (predication.py writes them)."""
 
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._control.rewriting.arithmetic import FUNCTIONS
 from lanewise._control.runtime.merging import holds
 from lanewise._core.parting.rows import choose_rows, split_rows
 from lanewise._torch_compat import apply_plainly
@@ -20,6 +22,8 @@ _ROUNDS, _ROUNDS_OF_MANY = 256, 8
 _MANY = 4096
 # So deep may functions call each other.
 _DEEP = 64
+# Functions of torch that code may get to call by other names.
+ELEMENTWISE_FUNCTIONS = frozenset([getattr(torch, name) for name in FUNCTIONS])
 # Integers up to this are the same in all dtypes that hold Python's numbers.
 _LARGEST = 2**53
 
@@ -30,6 +34,10 @@ class Declined(Exception):
 
 class Failing(Declined):
     """Some lanes come to where they raise."""
+
+
+class Narrow(Declined):
+    """Vectors are made of numbers that are not `[B, 1]`."""
 
 
 class Lasting(Declined):
@@ -152,6 +160,7 @@ class Masks:
         lanes: Those that come to the code that runs, True for all.
         strict: Up to which of the sides that a lane does not take nothing comes back to it from them (`Masks.only`).
         recording: Whether torch records: 2 for what is differentiated more than once.
+        straight: Whether all lanes are to go one way.
     """
 
     __slots__ = (
@@ -159,6 +168,7 @@ class Masks:
         "device",
         "wide",
         "recording",
+        "straight",
         "strict",
         "lanes",
         "_called",
@@ -171,13 +181,21 @@ class Masks:
     )
 
     def __init__(
-        self, size: int, device: torch.device, wide: bool, recording: int, strict: int, called: Callable
+        self,
+        size: int,
+        device: torch.device,
+        wide: bool,
+        recording: int,
+        strict: int,
+        called: Callable,
+        straight: bool = False,
     ) -> None:
         self.size = size
         self.device = device
         self.wide = wide
         self.recording = recording
         self.strict = strict
+        self.straight = straight
         self.lanes: Any = True
         self._called = called
         self._idle = self._depth = 0
@@ -199,6 +217,8 @@ class Masks:
         """The truth of the number of each lane, or of all."""
         if type(value) in (bool, int, float):
             return bool(value)
+        if self.straight:
+            raise Declined
         if type(value) is Truths:
             return value.mask
         if not isinstance(value, Tensor) or not self._is_number(value):
@@ -238,6 +258,33 @@ class Masks:
         if type(place) is not int or not -length <= place < length:
             raise Declined
         return value.narrow(1, place % length, 1)
+
+    def part(self, value: Any, start: Any, stop: Any) -> Tensor:
+        """Several entries of a vector, next to each other."""
+        start, stop, _ = slice(start, stop).indices(self.length(len, value))
+        if stop - start < 2:
+            raise Declined  # a vector of one entry is not a number
+        return value.narrow(1, start, stop - start)
+
+    def stack(self, *numbers: Any) -> Tensor:
+        """`torch.stack`, a vector of numbers."""
+        return self._joined(numbers, True)
+
+    def cat(self, *vectors: Any) -> Tensor:
+        """`torch.cat`, a vector of vectors."""
+        return self._joined(vectors, False)
+
+    def _joined(self, values: tuple, of_numbers: bool) -> Tensor:
+        if not self.wide:
+            raise Narrow
+        for value in values:
+            if not isinstance(value, Tensor) or self._is_number(value) is not of_numbers:
+                raise Declined
+            if value.dtype is not values[0].dtype:
+                raise Declined
+        if len(values) < 2:
+            raise Declined
+        return torch.cat([self._for_each(value) for value in values], 1)
 
     def entries(self, value: Any) -> list[Tensor]:
         """The entries of a vector."""
@@ -342,13 +389,17 @@ class Masks:
         return found[2]
 
     def parts(self, value: Any, count: int) -> tuple:
-        """What a function returns that returns so many things."""
+        """So many things that a function returns, or entries of a vector."""
+        if isinstance(value, Tensor):
+            value = tuple(self.entries(value))
         if type(value) is not tuple or len(value) != count:
             raise Declined
         return value
 
     def call(self, func: Any, names: tuple[str, ...], lanes: Any, *args: Any) -> Any:
         """Another function of the user's, with masks like the one that calls it. `names`: of the last arguments."""
+        if type(func) is types.BuiltinFunctionType and func in ELEMENTWISE_FUNCTIONS and not names:
+            return func(*args)
         found = self._called(func, args, names)
         if found is None or self._depth > _DEEP:
             raise Declined

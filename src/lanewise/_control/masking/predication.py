@@ -42,6 +42,7 @@ class Predicated(NamedTuple):
         branches: How many it had.
         truths: Whether it may compute with truths.
         defined: Whether operations had better be spared numbers for which they are not defined.
+        vectors: Whether it makes vectors of numbers.
     """
 
     node: ast.FunctionDef
@@ -50,6 +51,7 @@ class Predicated(NamedTuple):
     branches: int
     truths: bool
     defined: bool
+    vectors: bool
 
 
 def predicated(node: Function) -> Predicated:
@@ -69,8 +71,8 @@ def predicated(node: Function) -> Predicated:
     asked = asked_arguments(given, names)
     if shown or asked:
         body.insert(0, ast.Expr(of_masks("note_numbers", ast.Constant(shown), *map(load_name, asked))))
-    if _RESULT not in writer.bound or not (writer.branches or writer.calls_others):
-        raise Unsupported("it has no branches, or not always a result")
+    if _RESULT not in writer.bound:
+        raise Unsupported("it has not always a result")
     new = copy.copy(arguments)
     new.posonlyargs = [ast.arg(MASKS), *arguments.posonlyargs]
     fields: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
@@ -78,7 +80,7 @@ def predicated(node: Function) -> Predicated:
     ast.fix_missing_locations(ast.copy_location(out, node))
     free, attributes = frozenset(writer.free), frozenset(writer.attributes)
     truths = any(map(truths_in_numbers, given))
-    return Predicated(out, free, attributes, writer.branches, truths, writer.defined)
+    return Predicated(out, free, attributes, writer.branches, truths, writer.defined, writer.vectors)
 
 
 class _Loop:
@@ -180,10 +182,8 @@ class _Writer(MaskedExpressions):
         held = [self.new() for _ in names]
         if isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(names):
             out = [assign(each, self.value(value)) for each, value in zip(held, node.value.elts)]
-        elif isinstance(node.value, ast.Call):
-            out = [bind(held, of_masks("parts", self.value(node.value), ast.Constant(len(names))))]
         else:
-            raise Unsupported("an assignment to anything but variables")
+            out = [bind(held, of_masks("parts", self.value(node.value), ast.Constant(len(names))))]
         return [*out, *[self.bind(name.id, load_name(each), path) for name, each in zip(names, held)]]  # type: ignore[attr-defined]
 
     def update(self, node: ast.AugAssign, path: Path) -> ast.stmt:

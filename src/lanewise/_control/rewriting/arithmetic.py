@@ -9,6 +9,8 @@ ELEMENTWISE = frozenset(
     "lgamma log log10 log1p log2 logical_and logical_not logical_or logical_xor maximum minimum pow reciprocal relu "
     "remainder round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc where".split()
 )
+# Those that are functions of operands by position alone.
+FUNCTIONS = ELEMENTWISE - {"where", "clamp"}
 OPERATORS = (
     ast.Add,
     ast.Sub,

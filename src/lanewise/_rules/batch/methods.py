@@ -1,5 +1,5 @@
-"""Operators and methods that answer without the dispatcher where they can (direct.py), and functions that `vmap` maps as
-they are (whole.py)."""
+"""Operators and methods that answer without the dispatcher where they can (direct.py), and functions that `vmap` maps
+as they are (whole.py)."""
 
 import operator
 from collections.abc import Callable

@@ -1,0 +1,336 @@
+"""Functions whose lanes go one way run, from their third call on, on no plane, and as in a loop."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lanewise import grad, hessian, jacfwd, jacrev, value_and_grad, vmap
+from lanewise._core.batch import BatchLevel
+from tests.control.straight_programs import straight_program
+
+FULL = bool(os.environ.get("LANEWISE_FULL"))
+
+D = torch.float64
+CALLS = 4
+
+
+class Planes:
+    """Counts the planes of lanes that open."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def of(self, run: Callable[[], Any]) -> int:
+        before = self.count
+        run()
+        return self.count - before
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planes]:
+    found = Planes()
+    begin = BatchLevel.__init__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        found.count += 1
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(BatchLevel, "__init__", counted)
+    yield found
+
+
+def _numbers(*shape: int, seed: int = 0, dtype: torch.dtype = D) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def _looped(f: Callable, *xs: Tensor) -> Any:
+    rows = [f(*row) for row in zip(*xs)]
+    return tuple(torch.stack(each) for each in zip(*rows)) if isinstance(rows[0], tuple) else torch.stack(rows)
+
+
+def _same(out: Any, want: Any) -> None:
+    out, want = [each if isinstance(each, tuple) else (each,) for each in (out, want)]
+    assert len(out) == len(want)
+    for a, b in zip(out, want):
+        assert a.dtype is b.dtype and a.shape == b.shape
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+# --- random programs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(1500 if FULL else 60))
+def test_random_programs_equal_the_loop(seed: int) -> None:
+    dtype = (torch.float64, torch.float32)[seed % 2]
+    f, _ = straight_program(seed, dtype)
+    size = (1, 2, 5)[seed % 3]
+    x, y = _numbers(size, 3, seed=seed, dtype=dtype), _numbers(size, 3, seed=seed + 1, dtype=dtype)
+    a = _numbers(size, seed=seed + 2, dtype=dtype)
+    want = _looped(f, x, y, a)
+    for _ in range(CALLS):
+        _same(vmap(f)(x, y, a), want)
+    for _ in range(CALLS):
+        _same(vmap(f, (0, None, 0))(x, y[0], a), _looped(lambda x, a: f(x, y[0], a), x, a))
+    _same(_recorded(lambda *xs: vmap(f)(*xs), x, y, a), _recorded(lambda *xs: _looped(f, *xs), x, y, a))
+    if isinstance(want, tuple) or dtype is not D:
+        return
+    if want.dim() > 1:
+        rows = [torch.autograd.functional.jacobian(lambda v, y=y, a=a: f(v, y, a), v) for v, y, a in zip(x, y, a)]
+        for _ in range(CALLS):
+            _same(vmap(jacrev(f))(x, y, a), torch.stack(rows))  # type: ignore[arg-type]
+            _same(vmap(jacfwd(f))(x, y, a), torch.stack(rows))  # type: ignore[arg-type]
+        return
+    grads = [torch.autograd.functional.jacobian(f, row) for row in zip(x, y, a)]
+    rows = [torch.autograd.functional.hessian(lambda v, y=y, a=a: f(v, y, a), v) for v, y, a in zip(x, y, a)]
+    for _ in range(CALLS):
+        _same(vmap(grad(f, argnums=(0, 1, 2)))(x, y, a), tuple(map(torch.stack, zip(*grads))))
+        _same(vmap(hessian(f))(x, y, a), torch.stack(rows))  # type: ignore[arg-type]
+
+
+def _recorded(f: Callable, *xs: Tensor) -> tuple:
+    leaves = [x.clone().requires_grad_() for x in xs]
+    out = f(*leaves)
+    total = sum(each.square().sum() for each in (out if isinstance(out, tuple) else (out,)))
+    if not isinstance(total, Tensor) or not total.requires_grad:
+        return tuple(torch.zeros_like(leaf) for leaf in leaves)
+    return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+
+# --- which functions -------------------------------------------------------------------------------------------------
+
+
+def chain(x: Tensor) -> Tensor:
+    return torch.tanh((x * 2 + 1).sin() * x) - x.exp()
+
+
+def pendulum(y: Tensor) -> Tensor:
+    return torch.stack([y[1], -torch.sin(y[0])])
+
+
+def orbit(y: Tensor) -> Tensor:
+    for _ in range(3):
+        y = y + 0.1 * pendulum(y + 0.05 * pendulum(y))
+    return y
+
+
+def curve(t: Tensor) -> Tensor:
+    return torch.stack([t.cos(), t.sin(), t])
+
+
+def energy(y: Tensor) -> Tensor:
+    angle, speed = y
+    return speed * speed / 2 - torch.cos(angle)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(3.0, dtype=D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x * self.factor)
+
+
+class Named:
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def apply(self, x: Tensor) -> Tensor:
+        return (x * self.rate).cos()
+
+
+STRAIGHT: dict[str, tuple[Callable, tuple[int, ...]]] = {
+    "a chain": (chain, (4, 3)),
+    "of numbers": (chain, (4,)),
+    "a loop that calls others": (orbit, (4, 2)),
+    "vectors of numbers": (curve, (4,)),
+    "unpacked": (energy, (4, 2)),
+    "a lambda": (lambda x: x[1:] * x[:-1] + x[0], (4, 3)),
+    "a module": (Scaled(), (4, 3)),
+    "a method": (Named(0.5).apply, (4, 3)),
+    "a gradient": (grad(energy), (4, 2)),
+    "a value and its gradient": (value_and_grad(energy), (4, 2)),
+    "a Hessian": (hessian(energy), (4, 2)),
+    "a Jacobian": (jacrev(orbit), (4, 2)),
+    "a Jacobian by columns": (jacfwd(curve), (4,)),
+    "rows apart in memory": (chain, (4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_no_plane_opens_from_the_third_call_on(name: str, planes: Planes) -> None:
+    f, shape = STRAIGHT[name]
+    x = _numbers(*shape)
+    x = x[:, ::2] if name == "rows apart in memory" else x
+    first = vmap(f)(x)
+    for _ in range(CALLS):
+        _same(vmap(f)(x), first)
+    assert planes.of(lambda: vmap(f)(x)) == 0
+
+
+def test_pairs_of_lanes_open_no_plane(planes: Planes) -> None:
+    def pixel(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cos(x + 2 * y) * x
+
+    xs, ys = _numbers(4), _numbers(5, seed=1)
+    grid = vmap(vmap(pixel, (None, 0)), (0, None))
+    for _ in range(CALLS):
+        _same(grid(xs, ys), torch.stack([torch.stack([pixel(x, y) for y in ys]) for x in xs]))
+    assert planes.of(lambda: grid(xs, ys)) == 0
+
+
+def _asks_size(x: Tensor) -> Tensor:
+    return x * x.shape[0]
+
+
+def _writes(x: Tensor) -> Tensor:
+    y = x * 1
+    y[0] = 5
+    return y
+
+
+def _writes_to_argument(x: Tensor) -> Tensor:
+    x *= 2
+    return x + 1
+
+
+def _iterates(x: Tensor) -> Tensor:
+    return sum(x)  # type: ignore[return-value]
+
+
+def _draws(x: Tensor) -> Tensor:
+    return x + torch.rand_like(x)
+
+
+_seen: list[int] = []
+
+
+def _has_effects(x: Tensor) -> Tensor:
+    _seen.append(1)
+    return x * 2
+
+
+@pytest.mark.parametrize("f", [_asks_size, _writes, _writes_to_argument, _iterates, _has_effects])
+def test_others_are_as_ever(f: Callable, planes: Planes) -> None:
+    for _ in range(CALLS):
+        x, other = _numbers(4, 3), _numbers(4, 3)
+        _same(vmap(f)(x), _looped(f, other))
+        _same(x, other)
+    assert planes.of(lambda: vmap(f)(_numbers(4, 3))) > 0
+
+
+def test_branches_part_the_lanes() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.sin(x) * 2 if x.sum() > 0 else x - 1
+
+    x = _numbers(1, 3).abs()
+    for sign in (1, 1, 1, 1, -1):
+        _same(vmap(f)(x * sign), _looped(f, x * sign))
+    _same(vmap(f)(_numbers(4, 3)), _looped(f, _numbers(4, 3)))
+
+
+def test_random_ones_need_a_choice_each_time() -> None:
+    for _ in range(CALLS):
+        with pytest.raises(RuntimeError, match="randomness"):
+            vmap(_draws)(_numbers(4, 3))
+
+
+# --- what they read, and who looks on --------------------------------------------------------------------------------
+
+_rate = 2.0
+
+
+def _by_global(x: Tensor) -> Tensor:
+    return x * _rate
+
+
+def test_globals_and_closures_are_read_at_each_call() -> None:
+    global _rate
+    x, weight = _numbers(4, 3), _numbers(3, seed=1)
+
+    def by_closure(x: Tensor) -> Tensor:
+        return (x * weight).sum() + shift
+
+    for call in range(CALLS):
+        _rate, shift = float(call), call / 2
+        _same(vmap(_by_global)(x), x * call)
+        _same(vmap(by_closure)(x), (x * weight).sum(1) + shift)
+        weight = weight + 1
+    weight = weight[:2]
+    with pytest.raises(RuntimeError, match="size"):
+        vmap(by_closure)(x)
+
+
+def test_weights_that_record_get_gradients() -> None:
+    x, weight = _numbers(4, 3), _numbers(3, seed=1).requires_grad_()
+
+    def f(x: Tensor) -> Tensor:
+        return torch.sin(x * weight)
+
+    for _ in range(CALLS):
+        (found,) = torch.autograd.grad(vmap(f)(x).sum(), weight)
+        _same(found, (torch.cos(x * weight) * x).sum(0).detach())
+        with torch.no_grad():
+            assert not vmap(f)(x).requires_grad
+
+
+def test_kinds_change_between_calls() -> None:
+    for x in (_numbers(4, 3), _numbers(4), _numbers(4, 3, 2), _numbers(4, 3, dtype=torch.float32), _numbers(1, 3)):
+        for _ in range(CALLS):
+            _same(vmap(chain)(x), _looped(chain, x))
+    for f, x in ((lambda x: x / 2, torch.arange(4)), (lambda x: x * 0.5, torch.arange(6).reshape(2, 3))):
+        for _ in range(CALLS):
+            _same(vmap(f)(x), _looped(f, x))
+
+
+def test_a_result_is_no_argument() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x * 2
+
+    x = _numbers(4, 3)
+    for _ in range(CALLS):
+        same, _ = vmap(f)(x)
+        assert same is not x
+        _same(same, x)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.shapes |= {tuple(arg.shape) for arg in args if isinstance(arg, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def test_inside_of_other_transforms_and_modes(planes: Planes) -> None:
+    x = _numbers(4, 3)
+    for _ in range(CALLS):
+        vmap(chain)(x)
+    with Seen() as seen:
+        assert planes.of(lambda: vmap(chain)(x)) == 1
+    assert seen.shapes
+    _same(grad(lambda x: vmap(chain)(x).sum())(x), _recorded_sum(x))
+    assert planes.of(lambda: vmap(chain)(x)) == 0
+
+
+def _recorded_sum(x: Tensor) -> Tensor:
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(_looped(chain, leaf).sum(), leaf)[0]
+
+
+def test_infinite_derivatives_stay() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x * x).sum().sqrt() * math.e
+
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=D)
+    want = torch.stack([torch.autograd.functional.jacobian(f, row) for row in x])  # type: ignore[arg-type]
+    for _ in range(CALLS):
+        _same(vmap(grad(f))(x), want)
