@@ -9,6 +9,9 @@ from lanewise import functional_call, stack_module_state, vmap
 from lanewise._rules.batch import rnn
 from tests.oracles import assert_same
 
+# torch says it once in a process, whichever test comes first.
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
 nn = torch.nn
 LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4),
@@ -32,7 +35,6 @@ def gradients(module, run):
     return tuple(p.grad.clone() for p in module.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
@@ -90,7 +92,6 @@ def test_ensemble(name, dtype):
     assert_same(vmap(f, in_dims=(0, None))(own, x), want, TOLERANCE[dtype])
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", [name for name in LAYERS if "lstm" in name])
 def test_large_layers_run_lane_by_lane(name, monkeypatch):
     monkeypatch.setattr(rnn, "LARGE", 1)

@@ -11,7 +11,7 @@ from lanewise._core.plane import tracked
 from lanewise._core.python.factories import route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
-from lanewise._rules.batch.operands import at_hand
+from lanewise._rules.batch.operands import at_hand, split_lanes
 from lanewise._rules.batch.tracking import is_tracked
 from lanewise._torch_compat import cast_as_called, is_grad_enabled
 
@@ -52,7 +52,7 @@ def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *,
         parts = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale
         )
-    return tuple(t.unflatten(0, (lanes, images)) for t in parts)
+    return tuple(split_lanes(t, lanes, images) for t in parts)
 
 
 @lane_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -72,7 +72,7 @@ def flash_attention_backward(
         parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, out, logsumexp, dropout_p, is_causal, attn_mask=mask, scale=scale
         )
-    return tuple(t.unflatten(0, (lanes, images)) for t in parts)
+    return tuple(split_lanes(t, lanes, images) for t in parts)
 
 
 def for_each_head(x: Tensor, query: Tensor) -> Tensor:

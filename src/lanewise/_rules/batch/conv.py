@@ -5,7 +5,7 @@ from math import prod
 import torch
 
 from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise._rules.batch.operands import at_hand, lane_of_zeros, no_lanes
+from lanewise._rules.batch.operands import at_hand, lane_of_zeros, no_lanes, split_lanes
 from lanewise._rules.batch.tracking import is_tracked
 
 aten = torch.ops.aten
@@ -20,6 +20,8 @@ FEW = 3  # channels of a group
 def into_channels(x, groups=1):
     """x [B, N, groups * C, *sp] -> [N, groups * B * C, *sp], group by group"""
     if groups == 1:
+        if x.shape[1] == 1:
+            return x.flatten(0, 2).unsqueeze(0)  # one view less
         return x.transpose(0, 1).flatten(1, 2)
     return x.unflatten(2, (groups, x.shape[2] // groups)).movedim(0, 2).flatten(1, 3)
 
@@ -27,7 +29,8 @@ def into_channels(x, groups=1):
 def out_of_channels(x, lanes, groups=1):
     """The inverse of `into_channels`."""
     if groups == 1:
-        return x.unflatten(1, (lanes, x.shape[1] // lanes)).transpose(0, 1)
+        images, channels, *extent = x.shape
+        return x.view(images, lanes, channels // lanes, *extent).transpose(0, 1)
     return x.unflatten(1, (groups, lanes, x.shape[1] // (groups * lanes))).movedim(2, 0).flatten(2, 3)
 
 
@@ -41,7 +44,7 @@ def into_filters(w, groups=1):
 def out_of_filters(w, lanes, groups=1):
     """The inverse of `into_filters`."""
     if groups == 1:
-        return w.unflatten(0, (lanes, w.shape[0] // lanes))
+        return split_lanes(w, lanes, w.shape[0] // lanes)
     return w.unflatten(0, (groups, lanes, w.shape[0] // (groups * lanes))).movedim(1, 0).flatten(1, 2)
 
 
@@ -62,7 +65,7 @@ def fold(x):
 
 def unfold(x, lanes, images):
     """The inverse of `fold` for `images` in each lane."""
-    return x.unflatten(0, (lanes, images))
+    return split_lanes(x, lanes, images)
 
 
 def shape_of(x, *shape):
@@ -249,7 +252,7 @@ def _weight_gradient(level, grad, x, shape, options, groups):
             return _by_windows(grad.value, x.value, kernel, options, groups)
         dummy = shape_of(like, lanes * filters, depth, *kernel)
         out = _backward(into_channels(grad.value), into_channels(x.value), dummy, options, lanes * groups, 1)
-        return out.unflatten(0, (lanes, filters))
+        return split_lanes(out, lanes, filters)
     if not level.mapped(grad) and not level.mapped(x):
         return _backward(grad, x, shape_of(like, *shape), options, groups, 1).expand(lanes, *shape)
     # Lanes of one side go into its channels; those are filters or their depth.

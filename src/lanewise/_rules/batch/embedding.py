@@ -10,6 +10,7 @@ from lanewise._core.plane import Plane, lift
 from lanewise._core.python.factories import route, unrouted
 from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import lane_rule
+from lanewise._rules.batch.operands import split_lanes
 from lanewise._torch_compat import current_autograd_node, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
@@ -70,7 +71,7 @@ def embedding_backward(level, grad, indices, rows, padding_idx, scale_grad_by_fr
         grad = grad.masked_fill((indices == padding_idx).unsqueeze(-1), 0)
     places = _shifted(level, indices, rows)
     out = aten.embedding_dense_backward(grad, places, lanes * rows, -1, scale_grad_by_freq)
-    return out.unflatten(0, (lanes, rows))
+    return split_lanes(out, lanes, rows)
 
 
 @lane_rule(aten._sparse_coo_tensor_with_dims_and_tensors.default)
@@ -205,7 +206,7 @@ def embedding_bag_backward(
         slopes = slopes * level.expanded(per_sample_weights).unsqueeze(2)
     places = _shifted(level, indices, rows)
     out = aten.embedding_dense_backward(slopes, places, level.size * rows, -1, scale_grad_by_freq)
-    return out.unflatten(0, (level.size, rows))
+    return split_lanes(out, level.size, rows)
 
 
 @lane_rule(aten._embedding_bag_per_sample_weights_backward.default)

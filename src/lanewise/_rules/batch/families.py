@@ -26,7 +26,7 @@ from lanewise._core.short.paths import (
     single_path,
     write_path,
 )
-from lanewise._rules.batch.operands import aligner, logical_dtype
+from lanewise._rules.batch.operands import aligner, logical_dtype, split_lanes
 from lanewise._torch_compat import OpOverload, decomposition_table, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
@@ -457,9 +457,7 @@ def _folded(op: OpOverload) -> Any:
 
         out = op(*[map_tensors(fold, arg) for arg in bound], **{k: map_tensors(fold, v) for k, v in kwargs.items()})
         rows = operands[0].shape[0]
-        return map_tensors(
-            lambda t: t.unflatten(0, (level.size, t.shape[0] // level.size if level.size else rows)), out
-        )
+        return map_tensors(lambda t: split_lanes(t, level.size, t.shape[0] // level.size if level.size else rows), out)
 
     return run
 

