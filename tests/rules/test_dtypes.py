@@ -64,7 +64,16 @@ def test_addr_promotes_what_it_adds_to_as_a_matrix():
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(
-    "dot", [torch.dot, torch.vdot, torch.matmul, torch.inner, torch.linalg.vecdot, lambda a, b: a @ b]
+    "dot",
+    [
+        torch.dot,
+        torch.vdot,
+        torch.matmul,
+        torch.inner,
+        torch.linalg.vecdot,
+        lambda a, b: a @ b,
+        lambda a, b: a @ b if a[0] > 0 else b @ a,
+    ],
 )
 def test_dots_round_once(dot, dtype):
     same_as_loop(dot, drawn(dtype, 20), drawn(dtype, 20))
