@@ -21,6 +21,7 @@ from lanewise._torch_compat import (
     is_any_autocast_enabled,
     is_grad_enabled,
     is_inference_mode_enabled,
+    jit_tracing_state,
 )
 from lanewise._transforms.vmap import lane_rows, mapping_of
 
@@ -219,6 +220,7 @@ def watched() -> bool:
         or is_any_autocast_enabled()
         or is_inference_mode_enabled()
         or forward_level() >= 0
+        or jit_tracing_state() is not None
     )
 
 

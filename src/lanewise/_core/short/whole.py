@@ -12,7 +12,7 @@ from torch import Tensor, strided
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane
 from lanewise._core.short.hot import PLAIN
-from lanewise._torch_compat import dispatch_mode_count, function_mode_count, is_any_autocast_enabled
+from lanewise._torch_compat import dispatch_mode_count, function_mode_count, is_any_autocast_enabled, jit_tracing_state
 from lanewise._torch_compat import forward_ad as _native
 
 # `run(values, lanes)` for a function: its result with the lanes in dim 0, or None where that is not plain to see.
@@ -49,7 +49,13 @@ def whole_product(function: Callable, forms: dict[tuple, Callable]) -> None:
 
 def mapped_whole(run: Callable, args: tuple, dims: Sequence[int | None], out_dim: int) -> Tensor | None:
     """The result of `run`, of `WHOLE`, for tensors that have lanes in `dims`; None where that is not plain to see."""
-    if dispatch_mode_count() or function_mode_count() or is_any_autocast_enabled() or _native._current_level >= 0:
+    if (
+        dispatch_mode_count()
+        or function_mode_count()
+        or is_any_autocast_enabled()
+        or _native._current_level >= 0
+        or jit_tracing_state() is not None
+    ):
         return None
     values, lanes = [], []
     for arg, dim in zip(args, dims):
