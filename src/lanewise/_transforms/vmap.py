@@ -134,13 +134,13 @@ def vmap(
             if peer_engine_active():
                 raise refuse_peer("vmap")
             size = _lane_count(args, _IN_FRONT if front else in_dims) if front or plain else -1
-            if whole is not None and size > 0 and not kwargs:
-                out = mapped_whole(whole, args, _IN_FRONT if front else in_dims, out_dims)
-                if out is not None:
-                    return out
             each: Any = in_dims if plain else (0,) * len(args)
-            if lanes_first and size > 0 and not kwargs and code not in parted:
-                out = run_straight(code, func, args, each)
+            if size > 0 and not kwargs and (lanes_first or whole is not None):
+                out = None
+                if whole is not None:
+                    out = mapped_whole(whole, args, each, out_dims)
+                elif code not in parted:
+                    out = run_straight(code, func, args, each)
                 if out is not None:
                     return out
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
