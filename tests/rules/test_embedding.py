@@ -78,6 +78,33 @@ def test_a_table_made_inside_has_rows_of_each_lane(make):
         assert_same(vmap(f)(indices), tuple(map(torch.stack, zip(*map(f, indices)))))
 
 
+SHORTENED = {
+    "table": lambda table, i: F.embedding(i, table, max_norm=1.0),
+    "view": lambda table, i: F.embedding(i, table[1:].view(-1, 1), max_norm=0.5),
+    "bag": lambda table, i: F.embedding_bag(i[None], table, max_norm=1.0),
+    "lanes that ask": lambda table, i: F.embedding(i, table, max_norm=1.0) * (2 if i.sum() > 4 else 3),
+}
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+@pytest.mark.parametrize("passed", ["captured", "passed", "within another vmap"])
+def test_a_table_from_outside_is_shortened_as_in_the_loop(name, passed):
+    f = SHORTENED[name]
+    indices = torch.tensor([[0, 1], [2, 3], [4, 4]])
+    before = TABLE * 3
+    for _ in range(3):
+        table, ours = before.clone(), before.clone()
+        expected = torch.stack([f(table, i) for i in indices])
+        if passed == "passed":
+            got = vmap(f, (None, 0))(ours, indices)
+        elif passed == "captured":
+            got = vmap(lambda i: f(ours, i))(indices)
+        else:
+            got = vmap(vmap(lambda i: f(ours, i)))(indices[None])[0]
+        assert_same(got, expected)
+        assert_same(ours, table)
+
+
 def test_bags_with_indices_past_the_last_offset():
     weight, index = torch.randn(5, 2), torch.randint(0, 5, (3, 6))
     offsets = torch.tensor([0, 2, 5])
