@@ -9,20 +9,23 @@ import torch
 
 import lanewise
 
-from .check import (
-    COMPOSITIONS,
+from .oracle import (
+    CALLS,
     STEP,
     Layout,
     Mismatch,
     NoOracle,
     Tensors,
+    check_plain,
     directions_of,
     filled,
+    in_each_call,
     lane,
     lane_grad,
     loop_over,
     loss,
     pack,
+    unseen,
     wants_grad,
 )
 from .samples import LaneSample
@@ -76,27 +79,31 @@ def _with_derivatives(sample: LaneSample) -> LaneSample:
     return replace(sample, f=f, diff=diff)
 
 
-def _second(sample: LaneSample, layout: Layout, run: Callable, each: Callable) -> float:
+def _second(sample: LaneSample, layout: Layout, run: Callable, each: Callable, calls: int = CALLS) -> float:
     """A second derivative along two directions, of one example or of each lane, against differences of gradients."""
     if any(row[n].dtype not in (torch.float64, torch.complex128) for row in sample.lanes for n in sample.diff):
         raise NoOracle("differences need double precision")
     tangents = directions_of(sample)
     mapped = Layout(tuple(layout.in_dims[n] for n in sample.diff), layout.lanes)
     want = loop_over(lambda i: each(lane(sample.lanes, layout, i), lane(tangents, mapped, i)), layout)
-    got = run(pack(sample.lanes, layout), pack(tangents, mapped))
-    worst = 0.0
-    for a, b in zip(got, want, strict=True):
-        if a.shape != b.shape:
-            raise Mismatch(f"second derivative: shape {list(a.shape)} instead of {list(b.shape)}")
-        # Differences of first derivatives are good to about the root of the precision, in relation to all of them.
-        # Where they are not finite (the logarithm of a negative number), there is nothing to compare with.
-        defined = b.isfinite()
-        scale = 1 + max((t[t.isfinite()].abs().max().item() for t in want if t.isfinite().any()), default=0.0)
-        gap = (a - b)[defined].abs().nan_to_num(nan=float("inf")).max().item() if defined.any() else 0.0
-        if not gap <= 2e-5 * scale:
-            raise Mismatch(f"second derivative: differs by {gap:.2g} where values go up to {scale:.2g}", gap)
-        worst = max(worst, gap / scale)
-    return worst
+    # Differences of first derivatives are good to about the root of the precision, in relation to all of them.
+    # Where they are not finite (the logarithm of a negative number), there is nothing to compare with.
+    scale = 1 + max((t[t.isfinite()].abs().max().item() for t in want if t.isfinite().any()), default=0.0)
+
+    def judge(got: Tensors) -> float:
+        worst = 0.0
+        for a, b in zip(got, want, strict=True):
+            if a.shape != b.shape:
+                raise Mismatch(f"second derivative: shape {list(a.shape)} instead of {list(b.shape)}")
+            check_plain(a, b, "second derivative")
+            defined = b.isfinite()
+            gap = (a - b)[defined].abs().nan_to_num(nan=float("inf")).max().item() if defined.any() else 0.0
+            if not gap <= 2e-5 * scale:
+                raise Mismatch(f"second derivative: differs by {gap:.2g} where values go up to {scale:.2g}", gap)
+            worst = max(worst, gap / scale)
+        return worst
+
+    return in_each_call(lambda: run(pack(sample.lanes, layout), pack(tangents, mapped)), judge, calls)
 
 
 def _product(f: Callable, diff: tuple[int, ...]) -> Callable[[Tensors, Tensors], Tensors]:
@@ -173,23 +180,26 @@ def _check_second(way: Callable, oracle: Callable, lanes: bool) -> Callable:
             def run(args: Tensors, tangents: Tensors) -> Tensors:
                 return tuple(t.unsqueeze(0) for t in way(sample.f, sample.diff, args, tangents))
 
-            return _second(sample, alone, run, oracle(sample.f, sample.diff))
+            return _second(sample, alone, run, oracle(sample.f, sample.diff), calls=1)
         several = Layout(layout.in_dims, 2)
 
+        in_dims = (*several.in_dims, *(several.in_dims[n] for n in sample.diff))
+        count, f, diff = len(several.in_dims), unseen(sample.f), sample.diff
+        mapped = lanewise.vmap(
+            lambda *both: way(f, diff, both[:count], both[count:]),
+            in_dims=in_dims,
+            randomness="same" if random else "error",
+        )
+
         def each_lane(args: Tensors, tangents: Tensors) -> Tensors:
-            mapped = tuple(several.in_dims[n] for n in sample.diff)
-            return lanewise.vmap(
-                lambda args, tangents: way(sample.f, sample.diff, args, tangents),
-                in_dims=(several.in_dims, mapped),
-                randomness="same" if random else "error",
-            )(args, tangents)
+            return mapped(*args, *tangents)
 
         return _second(sample, several, each_lane, oracle(sample.f, sample.diff))
 
     return check_second
 
 
-COMPOSITIONS |= {
+COMPOSITIONS: dict[str, Callable[[LaneSample, Layout, bool, bool], float]] = {
     "jvp_grad": _check_second(_forward_over_reverse, _product, lanes=False),
     "grad_jvp": _check_second(_reverse_over_forward, _product, lanes=False),
     "grad_grad": _check_second(_reverse_over_reverse, _product, lanes=False),
