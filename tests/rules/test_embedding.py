@@ -1,6 +1,6 @@
 """Embedding tables and bags against the loop."""
 
-import functools
+from functools import partial
 
 import pytest
 import torch
@@ -98,9 +98,9 @@ def test_a_table_from_outside_is_shortened_as_in_the_loop(name, passed):
         if passed == "passed":
             got = vmap(f, (None, 0))(ours, indices)
         elif passed == "captured":
-            got = vmap(lambda i: f(ours, i))(indices)
+            got = vmap(partial(f, ours))(indices)
         else:
-            got = vmap(vmap(lambda i: f(ours, i)))(indices[None])[0]
+            got = vmap(vmap(partial(f, ours)))(indices[None])[0]
         assert_same(got, expected)
         assert_same(ours, table)
 
@@ -125,7 +125,7 @@ def test_an_index_out_of_range_reaches_no_other_lane(index, scale_grad_by_freq):
         for dims in ((0, 0), (0, None), (None, 0)):
             given = indices if dims[0] == 0 else indices[1], tables if dims[1] == 0 else tables[1]
             with pytest.raises((IndexError, RuntimeError)):
-                vmap(functools.partial(call, scale_grad_by_freq=scale_grad_by_freq), in_dims=dims)(*given)
+                vmap(partial(call, scale_grad_by_freq=scale_grad_by_freq), in_dims=dims)(*given)
 
 
 @pytest.mark.parametrize("bag", [False, True])
@@ -188,3 +188,19 @@ def test_sparse_gradients_leave_out_the_padding(padding):
 def test_sparse_tensors_of_lane_values_are_refused():
     with pytest.raises(RuntimeError, match="makes a tensor of layout sparse_coo in each lane"):
         vmap(lambda v: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), v, (2,)).to_dense())(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+def test_a_table_that_is_differentiated_is_shortened_as_in_the_loop(name):
+    f = SHORTENED[name]
+    indices = torch.tensor([[0, 1], [2, 3], [4, 4]])
+
+    def slope(table, i):
+        alias = table.detach().requires_grad_()
+        return torch.autograd.grad(f(alias, i).square().sum(), alias)[0]
+
+    for _ in range(3):
+        table, ours = TABLE * 3, TABLE * 3
+        expected = torch.stack([slope(table, i) for i in indices])
+        assert_same(vmap(lambda i, w=ours: grad(lambda w: f(w, i).square().sum())(w))(indices), expected)
+        assert_same(ours, table)

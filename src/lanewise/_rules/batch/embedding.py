@@ -113,7 +113,7 @@ def _is_captured(level, weight):
     """Whether an operand is a tensor from outside the function, or a view of one."""
     while level.owns(weight) and not level.lifted(weight) and weight.origin:
         weight = weight.origin[0]
-    return not isinstance(weight, Plane)
+    return not level.owns(weight) or weight.captured
 
 
 # The handler would give a weight from outside lanes, or refuse it; the rule decides by itself where to write.
