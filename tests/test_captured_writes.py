@@ -270,3 +270,51 @@ def test_lanes_written_without_recording_leave_the_history(f):
     assert out.requires_grad and expected.requires_grad
     ours, theirs = (torch.autograd.grad(each.sin().sum(), WEIGHT)[0] for each in (out, expected))
     torch.testing.assert_close(ours, theirs)
+
+
+TRANSFORMS = {**FIRST, "jacrev of a sum": lambda f: lambda x: jacrev(lambda x: f(x)[None])(x)[0]}
+
+
+def by_detach(w, x):
+    return (w.detach().mul_(x) * w).sum()
+
+
+def by_data(w, x):
+    return (w.data.add_(x) * w).sum()
+
+
+def by_a_view(w, x):
+    return (w[:2].detach().copy_(x[:2]) * w[:2]).sum()
+
+
+def without_recording(w, x):
+    with torch.no_grad():
+        w.mul_(x)
+    return (w * w).sum()
+
+
+@pytest.mark.parametrize("f", [by_detach, by_data, by_a_view, without_recording])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_lanes_are_not_written_into_what_is_differentiated(name, f):
+    """In a loop, the second example finds what the first has written: the argument is an alias of what was passed."""
+    kept = X.clone()
+    slope = vmap(lambda x: TRANSFORMS[name](lambda w: f(w, x))(kept))
+    within = vmap(lambda w: vmap(lambda x: TRANSFORMS[name](lambda w: f(w, x))(w))(ROWS))
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="through the argument of a gradient"):
+            slope(ROWS)
+        with pytest.raises(RuntimeError, match="through the argument of a gradient"):
+            within(ROWS)
+        assert torch.equal(kept, X)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_hooks_and_writes_to_copies_of_what_is_differentiated(name):
+    def f(w, x):
+        w.register_hook(lambda g: g * x)
+        own = w.detach().clone().mul_(x)
+        return (own * w).sum()
+
+    want = torch.stack([X * row * row for row in ROWS])
+    for _ in range(3):
+        torch.testing.assert_close(vmap(lambda x: TRANSFORMS[name](lambda w: f(w, x))(X))(ROWS), want)

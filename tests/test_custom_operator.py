@@ -266,3 +266,58 @@ def test_what_writes_has_no_forward_mode():
     assert torch.equal(vmap(f)(xs), xs * 2)
     with pytest.raises(errors.FunctionError, match="doubled_into.*writes to its operands"):
         jvp(f, (xs[0],), (xs[0],))
+
+
+@torch.library.custom_op("lanewise_tests::stacked_by_rule", mutates_args=())
+def stacked_by_rule(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@stacked_by_rule.register_vmap
+def _(info, in_dims, x):
+    return torch.stack([stacked_by_rule(row) for row in x.unbind(in_dims[0])]), 0
+
+
+stacked_by_rule.register_autograd(lambda ctx, g: g * 3)
+
+
+class Stacked(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return torch.stack([Stacked.apply(row) for row in x.unbind(in_dims[0])]), 0
+
+
+@pytest.mark.parametrize("f", [stacked_by_rule, Stacked.apply], ids=["operator", "function"])
+def test_a_rule_that_stacks_has_shapes_where_there_are_no_lanes(f):
+    none, leaf = torch.ones(0, 3), torch.ones(0, 3, requires_grad=True)
+    for _ in range(3):
+        assert_same(vmap(f)(none), none)
+        assert_same(vmap(vmap(f))(torch.ones(2, 0, 3)), torch.ones(2, 0, 3))
+        assert_same(vmap(vmap(f))(torch.ones(0, 2, 3)), torch.ones(0, 2, 3))
+        assert_same(vmap(grad(lambda x: f(x).sum()))(none), none)
+        assert_same(grad(lambda x: vmap(f)(x).sum())(none), none)
+        assert_same(torch.autograd.grad(vmap(f)(leaf).sum(), leaf)[0], none)
+    with pytest.raises(RuntimeError, match="by a rule"):
+        vmap(fails_by_rule)(torch.ones(2, 3))
+
+
+@torch.library.custom_op("lanewise_tests::fails_by_rule", mutates_args=())
+def fails_by_rule(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@fails_by_rule.register_vmap
+def _(info, in_dims, x):
+    raise RuntimeError("by a rule")

@@ -136,3 +136,31 @@ def test_tangents(f):
     want = tangents(f)
     torch.testing.assert_close(vmap(lambda x: jvp(f, (x,), (torch.ones_like(x),))[1])(XS), want)
     torch.testing.assert_close(jvp(vmap(f), (XS,), (torch.ones_like(XS),))[1], want)
+
+
+def kept_before(x):
+    """Autograd has kept the leaf: in its backward pass, that holds the new data."""
+    y = (x.exp() * x).sum()
+    x.data = x.data * 2
+    return y + (x * 3).sum()
+
+
+def kept_by_a_leaf_twice(x):
+    y = (x.sin() * x).sum()
+    x.data = x.data + 1
+    y = y + (x.exp() * x).sum()
+    x.data = x.data * x.data
+    return y + x.sum()
+
+
+@pytest.mark.parametrize("f", [kept_before, kept_by_a_leaf_twice])
+def test_a_leaf_that_was_used_is_given_data(f):
+    def slope(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(f(x), x)[0]
+
+    want = torch.stack([slope(x) for x in XS])
+    for _ in range(3):
+        torch.testing.assert_close(vmap(grad(f))(XS), want)
+        torch.testing.assert_close(vmap(vmap(grad(f)))(XS[None])[0], want)
+        torch.testing.assert_close(vmap(lambda x, k: grad(f)(x) * k, (None, 0))(XS[0], torch.ones(2))[1], want[0])

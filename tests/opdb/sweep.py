@@ -8,8 +8,9 @@
     python -m tests.opdb.sweep --fraction 0.15 --seed 0      a seeded share of the ops
     python -m tests.opdb.sweep --failures --traceback        only what is not right, with the tracebacks of failures
 
-Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_inplace, backward_vmap, jvp, vmap_jvp, jvp_vmap, jvp_grad,
-grad_jvp, grad_grad, jvp_jvp, vmap_jvp_grad, vmap_grad_grad, vmap_jvp_jvp.
+Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_vmap_grad, vmap_jacrev, vmap_inplace, backward_vmap, jvp,
+vmap_jvp, jvp_vmap, jvp_grad, grad_jvp, grad_grad, jvp_jvp, vmap_jvp_grad, vmap_grad_grad, vmap_jvp_jvp.
+Each is called three times: what an earlier call has shown lets a later one run otherwise.
 One line per op and composition:
 
     ok      add               vmap       42 checks, worst 0
@@ -43,7 +44,6 @@ import torch
 
 from lanewise._gaps import gap_reason
 
-from . import second  # noqa: F401  (registers its compositions)
 from .check import COMPOSITIONS, MAIN, Outcome, check
 from .samples import OPS
 

@@ -12,7 +12,6 @@ import torch
 
 from lanewise._gaps import KNOWN_GAPS
 
-from . import second  # noqa: F401  (registers its compositions)
 from .check import COMPOSITIONS, MAIN
 from .samples import OPS
 from .sweep import GOOD, chosen, line, sweep, verdict

@@ -1,6 +1,6 @@
 """Embedding tables and bags against the loop."""
 
-import functools
+from functools import partial
 
 import pytest
 import torch
@@ -78,6 +78,33 @@ def test_a_table_made_inside_has_rows_of_each_lane(make):
         assert_same(vmap(f)(indices), tuple(map(torch.stack, zip(*map(f, indices)))))
 
 
+SHORTENED = {
+    "table": lambda table, i: F.embedding(i, table, max_norm=1.0),
+    "view": lambda table, i: F.embedding(i, table[1:].view(-1, 1), max_norm=0.5),
+    "bag": lambda table, i: F.embedding_bag(i[None], table, max_norm=1.0),
+    "lanes that ask": lambda table, i: F.embedding(i, table, max_norm=1.0) * (2 if i.sum() > 4 else 3),
+}
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+@pytest.mark.parametrize("passed", ["captured", "passed", "within another vmap"])
+def test_a_table_from_outside_is_shortened_as_in_the_loop(name, passed):
+    f = SHORTENED[name]
+    indices = torch.tensor([[0, 1], [2, 3], [4, 4]])
+    before = TABLE * 3
+    for _ in range(3):
+        table, ours = before.clone(), before.clone()
+        expected = torch.stack([f(table, i) for i in indices])
+        if passed == "passed":
+            got = vmap(f, (None, 0))(ours, indices)
+        elif passed == "captured":
+            got = vmap(partial(f, ours))(indices)
+        else:
+            got = vmap(vmap(partial(f, ours)))(indices[None])[0]
+        assert_same(got, expected)
+        assert_same(ours, table)
+
+
 def test_bags_with_indices_past_the_last_offset():
     weight, index = torch.randn(5, 2), torch.randint(0, 5, (3, 6))
     offsets = torch.tensor([0, 2, 5])
@@ -98,7 +125,7 @@ def test_an_index_out_of_range_reaches_no_other_lane(index, scale_grad_by_freq):
         for dims in ((0, 0), (0, None), (None, 0)):
             given = indices if dims[0] == 0 else indices[1], tables if dims[1] == 0 else tables[1]
             with pytest.raises((IndexError, RuntimeError)):
-                vmap(functools.partial(call, scale_grad_by_freq=scale_grad_by_freq), in_dims=dims)(*given)
+                vmap(partial(call, scale_grad_by_freq=scale_grad_by_freq), in_dims=dims)(*given)
 
 
 @pytest.mark.parametrize("bag", [False, True])
@@ -161,3 +188,19 @@ def test_sparse_gradients_leave_out_the_padding(padding):
 def test_sparse_tensors_of_lane_values_are_refused():
     with pytest.raises(RuntimeError, match="makes a tensor of layout sparse_coo in each lane"):
         vmap(lambda v: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), v, (2,)).to_dense())(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+def test_a_table_that_is_differentiated_is_shortened_as_in_the_loop(name):
+    f = SHORTENED[name]
+    indices = torch.tensor([[0, 1], [2, 3], [4, 4]])
+
+    def slope(table, i):
+        alias = table.detach().requires_grad_()
+        return torch.autograd.grad(f(alias, i).square().sum(), alias)[0]
+
+    for _ in range(3):
+        table, ours = TABLE * 3, TABLE * 3
+        expected = torch.stack([slope(table, i) for i in indices])
+        assert_same(vmap(lambda i, w=ours: grad(lambda w: f(w, i).square().sum())(w))(indices), expected)
+        assert_same(ours, table)

@@ -177,6 +177,21 @@ def test_values_as_in_the_loop(name):
     check(f, *makers, grad=False)
 
 
+@pytest.mark.parametrize("driver", ["gels", "gelsd"])
+def test_parts_of_a_solution_that_have_no_elements_keep_their_history(driver):
+    a, b = torch.randn(4, 2, 3), torch.randn(4, 2, 3)
+
+    def parts(a, b):
+        return L.lstsq(a, b, driver=driver)[:2]
+
+    expected = tuple(map(torch.stack, zip(*map(parts, a.requires_grad_(), b))))
+    got = vmap(parts)(a, b)
+    assert_same(got, expected)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in expected]
+    for _ in range(2):
+        assert not grad(lambda a: sum(t.sum() for t in vmap(parts)(a, b)))(a.detach()).requires_grad
+
+
 def test_singular_lane_is_named():
     a = torch.stack([torch.eye(2), torch.zeros(2, 2), torch.eye(2)])
     with pytest.raises(L.LinAlgError, match="singular") as caught:

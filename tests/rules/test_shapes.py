@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lanewise import vmap
+from lanewise import grad, vmap
 from tests.rules.lanes import check, ints, normal
 
 aten = torch.ops.aten
@@ -97,6 +97,32 @@ def test_strides_that_leave_the_lane(in_dim):
             assert "memory that is not its own" in str(error)
             continue
         assert torch.equal(got, torch.stack([x.clone().as_strided(size, stride, offset or 0) for x in lanes]))
+
+
+@pytest.mark.parametrize("in_dim", [0, 2])
+@pytest.mark.parametrize("nested", [False, True])
+def test_gradients_of_what_is_written_by_strides(in_dim, nested):
+    """As the values: right, or an error where the strides leave the lane."""
+    xs = torch.arange(18.0).view((3, 3, 2) if in_dim else (2, 3, 3))
+    ys, w = torch.ones(2, 2), torch.arange(9.0).view(3, 3)
+
+    def loss(x, y):
+        return (torch.as_strided_scatter(x, y, (2, 2), (1, 2)) * w).sum()
+
+    f = vmap(grad(loss, 1), (in_dim, None))
+    for _ in range(3):
+        if in_dim:
+            with pytest.raises(RuntimeError, match="memory that is not its own"):
+                vmap(f, (0, None))(xs[None], ys) if nested else f(xs, ys)
+        else:
+            got = vmap(f, (0, None))(xs[None], ys)[0] if nested else f(xs, ys)
+            assert torch.equal(got, torch.stack([_slopes(loss, x.clone(), ys) for x in xs]))
+
+
+def _slopes(loss, x, y):
+    """Differences of what is linear in y."""
+    steps = torch.eye(4).view(4, 2, 2)
+    return torch.stack([loss(x, y + step) - loss(x, y) for step in steps]).view(2, 2)
 
 
 @pytest.mark.parametrize("f", [torch.tril, torch.triu, torch.trace])

@@ -135,6 +135,7 @@ class BatchLevel(Level):
 
     __slots__ = ("size", "randomness", "total", "start", "journal", "restartable")
     task = -1
+    moves = True
     drawn: Any = None
     streams: Any = None
     all_lanes: Any = None

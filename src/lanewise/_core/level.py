@@ -139,6 +139,7 @@ class Level:
             never has lanes; on the lowest plane it may stay outside.
         watching: Whether it is to know what begins inside.
         shares: Whether what has no lanes stays a plain tensor on it (shared.py).
+        moves: Whether what is lifted (plane.py) has another memory than the value that it was of.
         tentative: Whether its function runs in a way that may not do, and then starts again (shared.py, recorded.py).
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
@@ -167,6 +168,7 @@ class Level:
     watching = False
     shares = False
     tentative = False
+    moves = False
     closing: list[Callable[[], None]] | None = None
     asked = False
 

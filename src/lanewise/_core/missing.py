@@ -26,7 +26,7 @@ from lanewise._core.plane import (
 from lanewise._core.rules import Rule, RuleTable
 from lanewise._core.user_rules import by_user_rule
 from lanewise._torch_compat import OpOverload, is_grad_enabled
-from lanewise.errors import SlowPathWarning, TransformError, at_user_line, warn_at_user_line
+from lanewise.errors import LanewiseError, SlowPathWarning, TransformError, at_user_line, warn_at_user_line
 
 aten = torch.ops.aten
 
@@ -50,7 +50,13 @@ def _from_user(func: OpOverload) -> Rule | None:
         return None
 
     def run(level: Any, args: tuple, kwargs: dict) -> Any:
-        out = by_user_rule(level, func, args, kwargs)
+        try:
+            out = by_user_rule(level, func, args, kwargs)
+        except Exception as error:
+            if level.size or isinstance(error, LanewiseError):
+                raise
+            # torch's vmap takes no empty batch: the rule may have nothing to stack.
+            return map_tensors(level.wrap, _no_lanes(level, func, args, kwargs))
         if out is not NotImplemented:
             return out
         if not any(level.mapped(operand) for operand in tensors_of(args, kwargs)):

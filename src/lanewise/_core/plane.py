@@ -58,11 +58,13 @@ class Plane(Tensor):
         origin: For a view of an unlifted tensor: `(parent, func, args, kwargs, index)`, how to take the view again
             once the parent is lifted. None otherwise. On lifted tensors it counts for nothing, and is left unset but
             for `()` where the value is that of another wrapper, too.
+        captured: Whether it is a leaf of a transform that is an alias of a tensor from outside the function.
     """
 
     __slots__ = ("value", "level", "origin")
     __torch_function__ = disabled_torch_function  # type: ignore[assignment]
     is_plane = True
+    captured = False
     value: Tensor
     level: Any
     origin: tuple | None
@@ -397,27 +399,26 @@ def keep_history(value: Tensor) -> Iterator[None]:
         set_grad_enabled(False)
 
 
-def lift(wrapper: Plane) -> None:
-    """Give an unlifted tensor lanes (or a tangent) of its own, together with the tensor it is a view of."""
+def lift(wrapper: Plane, writes: bool = True) -> None:
+    """Give an unlifted tensor lanes (or a tangent) of its own, and the tensor it is a view of: to write, or not to."""
     sync(wrapper)
     if wrapper.level.lifted(wrapper):
         return
-    if wrapper.origin is None:
+    origin = wrapper.origin
+    if origin is None and not (writes and wrapper.level.moves and wrapper.captured):
         with at_home(wrapper.value):
             wrapper.level.lift(wrapper)
-    elif not isinstance(wrapper.origin[0], Plane):
-        raise CapturedWriteError(
-            at_user_line(
-                f"{wrapper.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a "
-                f"Tensor `other` in extra_args that has more elements than `self`: a value of this level would be "
-                f"written into {list(wrapper.shape)}, the memory of a tensor from outside the function (through its "
-                "`detach()`)",
-                "t = t.detach().clone()  # inside the function",
-            )
-        )
-    else:
-        lift(wrapper.origin[0])
+    elif origin is not None and isinstance(origin[0], Plane):
+        lift(origin[0])
         sync(wrapper)
+    else:
+        through = "the argument of a gradient" if origin is None else "its `detach()`"
+        why = (
+            f"{wrapper.level!r}: inplace arithmetic(self, *extra_args) is not possible because there exists a Tensor "
+            f"`other` in extra_args that has more elements than `self`: a value of this level would be written into "
+            f"{list(wrapper.shape)}, the memory of a tensor from outside the function (through {through})"
+        )
+        raise CapturedWriteError(at_user_line(why, "t = t.detach().clone()  # inside the function"))
 
 
 def wrap_unlifted(level: Any, func: Any, args: tuple, kwargs: dict, out: Any) -> Any:

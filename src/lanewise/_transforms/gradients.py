@@ -127,6 +127,7 @@ for _op in operations_on_lists():
 @written_out(aten.as_strided_scatter.default, depth=1)
 def as_strided_scatter(x, source, size, stride, storage_offset=None):
     """x [*S], source [*size] -> [*S]; torch's gradient of x is what it leaves out"""
+    x.detach().as_strided(size, stride, storage_offset)  # raises where that reads memory of other lanes
     start = x.storage_offset() if storage_offset is None else storage_offset
     ends = [
         begin + sum((n - 1) * step for n, step in zip(shape, steps))

@@ -99,7 +99,9 @@ def _tracked(x: Tensor, outer: bool) -> Tensor:
     if here is not None and not here.owns(x):
         # A leaf of this plane alone. Were the tensor of the plane below the leaf, all that is done with it would be
         # recorded there as well.
-        return here.adopt(x if outer or not recorded(x) else without_history(x)).requires_grad_()
+        leaf = here.adopt(x if outer or not recorded(x) else without_history(x)).requires_grad_()
+        leaf.captured = True  # type: ignore[attr-defined]
+        return leaf
     if recorded(x):
         if outer and x.is_nested:
             return x.clone()  # it has no view of its own shape

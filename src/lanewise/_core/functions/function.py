@@ -47,7 +47,7 @@ from lanewise._torch_compat import (
     lead_applications,
     with_defaults,
 )
-from lanewise.errors import FunctionError, TransformError, at_user_line
+from lanewise.errors import FunctionError, LanewiseError, TransformError, at_user_line
 
 
 def apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,12 @@ def _over_lanes(call: Call, level: BatchLevel, args: tuple) -> tuple:
     below_args = tuple([level.physical(arg) if isinstance(arg, Tensor) else arg for arg in args])
     if isinstance(call, UserCall) and has_vmap(call.cls) and any(level.mapped(arg) for arg in args):
         if is_new_style(call.cls) or not records(args):
-            return _by_user_rule(call, level, args, below_args)
+            try:
+                return _by_user_rule(call, level, args, below_args)
+            except Exception as error:
+                if level.size or isinstance(error, LanewiseError):
+                    raise
+                # torch's vmap takes no empty batch: the rule may have nothing to stack.
     below = LaneCall(call, level, args)
     outs = level.below(carry_out, below, below_args)
     below.forget()

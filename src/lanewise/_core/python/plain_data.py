@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lanewise._core.again.around import note_data_set
 from lanewise._core.dual import DualLevel, DualTensor
-from lanewise._core.level import standing
+from lanewise._core.level import note_autograd, standing
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.plane import Plane, sync, tracked
 from lanewise.errors import CapturedWriteError, at_user_line
@@ -54,6 +54,7 @@ Tensor.data = property(  # type: ignore[assignment]
 def set_data(wrapper: Any, own: Any) -> None:
     """`wrapper.data = own`, of the same level. Its history, on the planes below too, stays, and so does its tangent."""
     level: Any = wrapper.level
+    note_autograd()  # what has kept a leaf for its backward pass finds the new data in it
     note_data_set(wrapper)
     torch_data.__set__(wrapper, own)
     new: Any = own.data

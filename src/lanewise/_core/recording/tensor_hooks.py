@@ -69,7 +69,7 @@ def _give_own_value(tensor: Any) -> None:
     if isinstance(tensor, BatchTensor):
         if _used(tensor):
             _begin_again(tensor.level)
-        lift(tensor)  # a gradient for each lane, not their sum
+        lift(tensor, writes=False)  # a gradient for each lane, not their sum
     if not _is_own(tensor):
         tensor.value = own_value(tensor.level, tensor.value)
 

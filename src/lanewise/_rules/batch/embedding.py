@@ -90,9 +90,10 @@ def sparse_gradient(level, sparse_dim, dense_dim, size, indices, values, **optio
 def embedding_renorm_(level, weight, indices, max_norm, norm_type):
     """weight [B, V, D] or [V, D], indices [B, *I]: the rows named are shortened to max_norm, in place
 
-    A captured weight may be written to here: a row ends the same whichever lanes name it, and however often.
+    A captured weight, or a view of it, may be written to here: a row ends the same whichever lanes name it, and however
+    often.
     """
-    if level.owns(weight) and level.mapped(indices):
+    if level.owns(weight) and level.mapped(indices) and not _is_captured(level, weight):
         lift(weight)
     table = level.physical(weight)
     places = level.physical(indices)
@@ -106,6 +107,13 @@ def embedding_renorm_(level, weight, indices, max_norm, norm_type):
         if not table.is_contiguous():
             table.copy_(flat.view(table.shape))
     return weight
+
+
+def _is_captured(level, weight):
+    """Whether an operand is a tensor from outside the function, or a view of one."""
+    while level.owns(weight) and not level.lifted(weight) and weight.origin:
+        weight = weight.origin[0]
+    return not level.owns(weight) or weight.captured
 
 
 # The handler would give a weight from outside lanes, or refuse it; the rule decides by itself where to write.

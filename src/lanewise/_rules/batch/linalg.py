@@ -253,13 +253,14 @@ def lstsq(level, a, b, rcond=None, *, driver=None):
         solution = solution.squeeze(-1)
     # Parts that a driver does not compute come back with no elements and no batch dims, which looks like no lanes.
     batch = a.dim() - 2
-    return (
-        solution,
-        *[
-            t if t.dim() > batch and t.shape[0] == level.size and (level.size or k == 1) else t.new_empty(level.size, 0)
-            for k, t in enumerate(others)
-        ],
-    )
+
+    def part(t, is_rank):
+        if t.dim() > batch and t.shape[0] == level.size and (level.size or is_rank):
+            return t
+        # With the history of what came back, if that fits.
+        return t.expand(level.size, 0) if t.shape == (0,) else t.new_empty(level.size, 0)
+
+    return solution, *[part(t, k == 1) for k, t in enumerate(others)]
 
 
 @lane_rule(aten._linalg_check_errors.default, raw=True)
