@@ -203,6 +203,18 @@ def put_rows(value: Tensor, places: Tensor, rows: Tensor) -> None:
     value.index_copy_(0, places.to(value.device), rows.to(value.dtype))
 
 
+def put_filled(value: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Rows that one number fills, put into a value whose elements may share their memory."""
+    for dim in range(1, value.dim()):
+        if value.stride(dim) == 0 and value.shape[dim] > 1:
+            value, rows = value.narrow(dim, 0, 1), rows.narrow(dim, 0, 1)
+    put_rows(value, places, rows)
+
+
+# torch carries these out where elements share their memory, too: each is given the same number.
+PUTS: dict[Any, Callable] = dict.fromkeys((aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default), put_filled)
+
+
 @unseen
 def spread_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
     """Rows put at `places` of zeros; places that repeat add up."""
