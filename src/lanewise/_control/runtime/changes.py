@@ -14,7 +14,7 @@ from lanewise._core.again.unseen import context_changes, unseen_of_class
 from lanewise._core.parting.causes import Cause, cause_here
 from lanewise._core.parting.lanes import BeginAgain, Disagreement, Restart, machine
 from lanewise._core.recording.leaf_gradients import is_shared_leaf, set_otherwise
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import TransformError, at_user_line, uncounted
 
 _CONTAINERS = frozenset({list, dict, set})
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
@@ -184,6 +184,7 @@ def _not_put_back(things: list) -> TransformError:
     )
 
 
+@uncounted
 def watched(func: Callable, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A function of a library, while lanes wait: where it changes an object, all have to run as written."""
     if not narrowed():

@@ -38,6 +38,7 @@ from lanewise._core.python.subscripts import get_item
 from lanewise._core.python.surface import Surface
 from lanewise._core.recording.leaf_gradients import gradient_before
 from lanewise._core.short.hot import PLAIN
+from lanewise.errors import uncounted
 
 
 def stands_for(*functions: Any) -> Callable:
@@ -46,7 +47,7 @@ def stands_for(*functions: Any) -> Callable:
     def register(stand_in: Callable) -> Callable:
         for function in functions:
             replaced[function] = stand_in
-        return stand_in
+        return uncounted(stand_in)
 
     return register
 
@@ -189,7 +190,7 @@ def _calling(function: Callable) -> Callable:
             kwargs["key"] = fn(kwargs["key"])
         return function(*args, **kwargs)
 
-    return stand_in
+    return uncounted(stand_in)
 
 
 for _function in (map, filter, functools.reduce):
