@@ -93,6 +93,17 @@ def context(manager: Any) -> Any:
     return manager
 
 
+def keyed(thing: Any) -> Any:
+    """`thing`, before one of its entries changes whose key is a number of each lane."""
+    if isinstance(thing, dict) and narrowed() and not _is_own(thing):
+        what = f"it changes the entry of a {type(thing).__name__} at a number of each lane"
+        raise Restart(machine.level, cause=cause_here(what, _KEYED))
+    return changes(thing)
+
+
+_KEYED = "a tensor in place of the dict, out[k] = y with a tensor k; torch.unique(x, return_counts=True) for counts"
+
+
 def _changed_thing(thing: Any) -> Cause | None:
     kind = type(thing)
     what = f"a {kind.__name__}" if kind in _CONTAINERS else f"an object ({kind.__name__})"
