@@ -243,6 +243,17 @@ def warn_at_user_line(warning: Warning) -> None:
         warnings.warn_explicit(warning, type(warning), file, frame.f_lineno, module, registry)
 
 
+def uncounted(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """The function, which calls one of the user's in place of code of the user's.
+
+    A warning with a `stacklevel`, or a log record, is to name the line of that code: `warnings` and `logging` count no
+    frame whose file is by its name one of importlib's.
+    """
+    if isinstance(function, types.FunctionType):
+        function.__code__ = function.__code__.replace(co_filename=_PACKAGE + "importlib._bootstrap")
+    return function
+
+
 def name_lanes(error: Exception, places: Sequence) -> None:
     """Put the lanes that ran on an error: the attribute `lanes`, and a note where Python has notes."""
     error.lanes = list(places)  # type: ignore[attr-defined]

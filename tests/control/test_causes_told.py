@@ -208,8 +208,26 @@ def numpy_changed(x):
     return x + torch.from_numpy(y).argmax()
 
 
+def dict_kept(x):
+    kept = {}
+    k = int(x)
+    kept[k] = x * 2
+    return kept[k]
+
+
+def dict_counted(x):
+    counts = {}
+    for v in (x, x * 0 + 3):
+        counts[int(v)] = counts.get(int(v), 0) + 1
+    return x + max(counts.values())
+
+
+KEYED = "a tensor in place of the dict, out[k] = y with a tensor k; torch.unique(x, return_counts=True) for counts"
+ENTRY = "runs as it was written: it changes the entry of a dict at a number of each lane"
 WHY = "runs as it was written: not all lanes come to where it changes"
 CASES = [
+    (dict_kept, ("k = int", "dict_kept", "def dict_kept", ENTRY, "kept[k] = x"), KEYED),
+    (dict_counted, ("counts[int", "dict_counted", "def dict_counted", ENTRY, "counts[int"), KEYED),
     (
         generator,
         ("yield", "walk", "def walk", "is not converted: it is a generator", "yield"),
@@ -463,3 +481,15 @@ def test_the_cause_is_told_of_a_file_that_has_changed(tmp_path, before, after, w
         "importlib.reload(module), or start Python again, once the file has changed",
     )
     assert warnings_of(module.count) == [[wanted], [wanted]]
+
+
+def test_a_table_is_told_of_where_lanes_part_by_its_keys(monkeypatch):
+    table = {n: 2 * n for n in range(100)}
+
+    def looked_up(n):
+        return n + table[table[int(n)] // 2]
+
+    monkeypatch.setattr("lanewise._control.runs.watches._LITTLE", 1.0)
+    numbers = torch.arange(40)
+    (told,), _ = warnings_of(looked_up, numbers)
+    assert "parted more than 60 times" in told and "rows[k] for table[int(k)]" in told and "branch" not in told

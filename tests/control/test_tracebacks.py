@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+import warnings
 
 import pytest
 import torch
@@ -127,3 +128,91 @@ def test_a_mistake_of_the_library_keeps_its_frames(monkeypatch):
     with pytest.raises(TypeError) as caught:
         vmap(lambda x: x if x.item() > 1 else -x)(torch.tensor([0.1, 3.0]))
     assert frames(caught.value)[-1][0] == "run_apart"
+
+
+def deprecated(x):
+    warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+    return x * 2
+
+
+def passed_on(x):
+    return deprecated_further_up(x)
+
+
+def deprecated_further_up(x):
+    warnings.warn("deprecated", DeprecationWarning, stacklevel=3)
+    return x * 2
+
+
+class Old:
+    def __call__(self, x):
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+        return x
+
+    def method(self, x, *, by=1):
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+        return x * by
+
+
+OLD = Old()
+
+
+def assigned(x):
+    y = x * 1
+    if x > 0:
+        y = deprecated(y) + 1
+    z = deprecated(x)
+    w = OLD(x)
+    return y + z + w
+
+
+def in_expressions(x):
+    y = deprecated(x) if x > 0 else OLD.method(x, by=2)
+    y += deprecated(x)
+    y = max(deprecated(y), x)
+    if deprecated(x) > 1 and OLD(x) < 20:
+        y = y * 2
+    return passed_on(y) + [deprecated(v) for v in (x, y)][0]
+
+
+def at_a_return(x):
+    if x > 0:
+        return deprecated(x)
+    return OLD.method(x)
+
+
+def of_several_kinds(x):
+    best = None
+    for v in (x, x * 2):
+        if v > 1:
+            best = deprecated(v)
+        best = OLD(best)
+    return x if best is None else OLD(best)
+
+
+def as_a_key(x):
+    values = [x, x * 2 if x > 0 else x]
+    return sorted(values, key=deprecated)[0] + sum(map(deprecated, values))
+
+
+@pytest.mark.usefixtures("parting")
+@pytest.mark.parametrize(
+    "f", [assigned, in_expressions, at_a_return, of_several_kinds, as_a_key], ids=lambda f: f.__name__
+)
+def test_warnings_name_the_line_that_a_loop_names(f):
+    xs = torch.tensor([1.0, -4.0, 9.0, -2.0])
+
+    def places(run):
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            run()
+        return {(warning.filename, warning.lineno) for warning in given}
+
+    torch.use_deterministic_algorithms(True)  # no loop over the examples
+    try:
+        want = places(lambda: [f(x) for x in xs])
+        assert places(lambda: vmap(f)(xs)) == want
+        assert places(lambda: vmap(f)(xs)) == want
+        assert places(lambda: vmap(vmap(f))(xs.unflatten(0, (2, 2)))) == want
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -17,6 +17,7 @@ D = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore:.*(Sparse|sparse).*:UserWarning")
 
 A = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]], dtype=D)
+SQUARE = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, -2.0], [0.5, 0.0, 0.0]], dtype=D).to_sparse()
 X = torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(0))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # in beta, says torch
@@ -45,6 +46,7 @@ PRODUCTS = {
     "coalesced": lambda s, x: (s.coalesce() if s.layout is torch.sparse_coo else s) @ x,
     "summed": lambda s, x: torch.sparse.sum(s.to_sparse_coo().coalesce(), 0).to_dense() * x,
     "softmax": lambda s, x: torch.sparse.softmax(s.to_sparse_coo().coalesce(), 1) @ x,
+    "by a sparse matrix": lambda s, x: (s.to_sparse_coo() @ SQUARE) @ x,
     "its values": lambda s, x: s.values().sum() * x,
 }
 

@@ -62,6 +62,11 @@ def check_overlap(written: Tensor, read: Tensor) -> None:
         )
 
 
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether values may lie in one memory; of planes, that is not known yet."""
+    return type(a) is not Tensor or type(b) is not Tensor or a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
 def entries_apart(func: Any, args: tuple, kwargs: dict) -> list[tuple[tuple, dict]]:
     """What an operation on lists does to each entry, where different ones of one memory are written to; else nothing.
 

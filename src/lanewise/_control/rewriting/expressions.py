@@ -356,7 +356,7 @@ class Expressions(ast.NodeTransformer):
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         return node
 
-    def visit_Subscript(self, node: ast.Subscript, get: str = "item") -> ast.expr:
+    def visit_Subscript(self, node: ast.Subscript, get: str = "entry_at") -> ast.expr:
         if not isinstance(node.ctx, ast.Load):
             node.value = ast.copy_location(call(runtime("changes"), self.visit(node.value)), node.value)
             node.slice = self.visit(node.slice)

@@ -10,6 +10,7 @@ from lanewise._core.again.libraries import of_library
 from lanewise._core.parting.causes import Cause
 from lanewise.errors import SlowPathWarning, Step, warn_at_user_line
 
+_BRANCH = "torch.where(x > 0, a, b)  # in place of a branch that does little"
 _TENSORS = (
     "operations on tensors where Python's own numbers decide: torch.where(x > 0, a, b) for an `if`, rows[k] for "
     "table[int(k)], and x[x > 0].sum(), or sum(v for v in values if v > 0), for a list of what is picked"
@@ -22,7 +23,7 @@ _SIZE = "a size that all lanes share, and a mask: torch.where(torch.arange(most)
 _ANSWERS = {
     **dict.fromkeys(("numpy", "__array__"), _ARRAY),
     **dict.fromkeys(("__format__", "__str__", "__repr__"), _TEXT),
-    **dict.fromkeys(("__hash__", "key", "one_number", "set_", "frozenset_", "dict_", "_with_key"), _KEY),
+    **dict.fromkeys(("__hash__", "key", "one_number", "entry_at", "set_", "frozenset_", "dict_", "_with_key"), _KEY),
     **dict.fromkeys(("__index__", "call_with_numbers"), _SIZE),
 }
 _WITHIN = frozenset({"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"})
@@ -54,7 +55,13 @@ def told(calls: list[Step] | None, restarted: Cause | None) -> Told:
 
 def told_of_many(calls: list[Step]) -> Told:
     """What to tell of lanes that part often in `calls`, innermost first, and do little in between."""
-    return Told(_rows(calls), "torch.where(x > 0, a, b)  # in place of a branch that does little\n  " + _TENSORS)
+    answer = _ANSWERS.get(calls[0].asks) if calls else None
+    return Told(_rows(calls), answer or f"{_BRANCH}\n  {_TENSORS}")
+
+
+def instead_of_many(calls: list[Step]) -> str:
+    """What to write instead where lanes part often in `calls`, innermost first, and do little in between."""
+    return (_ANSWERS.get(calls[0].asks) if calls else None) or _BRANCH
 
 
 def warn_loop(lanes: int, why: Told | None) -> None:

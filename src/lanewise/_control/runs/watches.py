@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from lanewise._control.rewriting.compiling import converting
-from lanewise._control.runs.telling import Told, told_of_many
+from lanewise._control.runs.telling import Told, instead_of_many, told_of_many
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import Restart, machine
 from lanewise._core.recording.leaf_gradients import shared_gradients
@@ -50,8 +50,7 @@ class Telling:
                     f"vmap: the {self.lanes} lanes have parted more than {self.most} times and do little "
                     "in between, which may take longer than a Python loop over them. It would take about as long for "
                     "many more lanes",
-                    "torch.where(x > 0, a, b)  # in place of a branch that does little\n"
-                    "vmap(f)(xs)  # with more lanes at once",
+                    f"{instead_of_many(calls_within('boundary'))}\nvmap(f)(xs)  # with more lanes at once",
                 )
             )
         )

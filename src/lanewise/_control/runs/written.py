@@ -1,4 +1,9 @@
-"""What lanes have written to arguments of their `vmap` comes to these, where the lanes are not views of them."""
+"""What lanes have written to arguments of their `vmap` comes to these, where the lanes are not views of them.
+
+And the level around is told of it, for its journal: all pairs of lanes run on the plane below it, so it sees none of
+their operations. What a function writes to tensors that have no lanes of its own, captured ones above all, is another
+matter: each operation shows it, and `_core.again.around` undoes it.
+"""
 
 from torch import Tensor
 

@@ -14,7 +14,7 @@ from lanewise._core.again.unseen import context_changes, unseen_of_class
 from lanewise._core.parting.causes import Cause, cause_here
 from lanewise._core.parting.lanes import BeginAgain, Disagreement, Restart, machine
 from lanewise._core.recording.leaf_gradients import is_shared_leaf, set_otherwise
-from lanewise.errors import TransformError, at_user_line
+from lanewise.errors import TransformError, at_user_line, uncounted
 
 _CONTAINERS = frozenset({list, dict, set})
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, tuple, frozenset, type(None), range, LaneNumber})
@@ -91,6 +91,17 @@ def context(manager: Any) -> Any:
     if narrowed() and context_changes(manager):
         raise Restart(machine.level, cause=_changed(f"an object, by the context {type(manager).__name__}"))
     return manager
+
+
+def keyed(thing: Any) -> Any:
+    """`thing`, before one of its entries changes whose key is a number of each lane."""
+    if isinstance(thing, dict) and narrowed() and not _is_own(thing):
+        what = f"it changes the entry of a {type(thing).__name__} at a number of each lane"
+        raise Restart(machine.level, cause=cause_here(what, _KEYED))
+    return changes(thing)
+
+
+_KEYED = "a tensor in place of the dict, out[k] = y with a tensor k; torch.unique(x, return_counts=True) for counts"
 
 
 def _changed_thing(thing: Any) -> Cause | None:
@@ -184,6 +195,7 @@ def _not_put_back(things: list) -> TransformError:
     )
 
 
+@uncounted
 def watched(func: Callable, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A function of a library, while lanes wait: where it changes an object, all have to run as written."""
     if not narrowed():

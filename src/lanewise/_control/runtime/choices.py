@@ -25,6 +25,7 @@ from lanewise._control.runtime.numbers import LaneNumber, number_of
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import decide
 from lanewise._core.parting.lanes import Parting, child, machine
+from lanewise.errors import uncounted
 
 # An expression is computed for so many values of a variable. With more of them, lanes with one go on.
 _MOST = 8
@@ -292,6 +293,7 @@ def each(run: Callable, keep: int, *operands: Any) -> Any:
     return run(*operands)
 
 
+@uncounted
 def for_each_value(run: Callable, keep: int, operands: tuple, depth: int) -> Any:
     """`each`, called by a function so far up; zero for what takes nothing from iterators."""
     level: Any = machine.level
@@ -339,6 +341,7 @@ def augmented(name: str, held: Any, value: Any) -> Any:
     return for_each_value(lambda own, other: _IN_PLACE[name](changes(own), other), NUMBERS, (held, value), 2)
 
 
+@uncounted
 def keeping(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """`func(*args, **kwargs)`, which may return a Mixed."""
     if func is replacements.greatest or func is replacements.least:

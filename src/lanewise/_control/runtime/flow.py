@@ -42,7 +42,7 @@ from lanewise._control.runtime.merging import UNBOUND, Mixed, may_see, merge, mi
 from lanewise._control.runtime.merging import join as join_values
 from lanewise._control.runtime.numbers import one_number as key
 from lanewise._control.runtime.ranges import LaneRange, Sides
-from lanewise._control.runtime.replacements import gradient, item, set_item, singleton_false, singleton_true
+from lanewise._control.runtime.replacements import entry_at, gradient, set_item, singleton_false, singleton_true
 from lanewise._control.runtime.selections import picked
 from lanewise._core.parting.lanes import (
     EMPTY,
@@ -74,7 +74,7 @@ __all__ = [
     "gradient",
     "is_",
     "is_not",
-    "item",
+    "entry_at",
     "keeping",
     "kept",
     "key",

@@ -25,7 +25,7 @@ from lanewise._control.runtime.numbers import (
     one_number,
     results_for_each,
 )
-from lanewise._control.runtime.replacements import as_number, item, sorted_, stands_for, with_lanes
+from lanewise._control.runtime.replacements import as_number, entry_at, sorted_, stands_for, with_lanes
 from lanewise._core.level import on_plane
 from lanewise._core.parting.lanes import child, machine
 from lanewise._core.plane import Plane
@@ -234,7 +234,7 @@ def _pop(entries: Any, *place: Any) -> Any:
     return _changed(list.pop, entries, *place) if any(map(with_lanes, place)) else entries.pop(*place)
 
 
-list_methods.update(__getitem__=item, count=_count, index=_index, sort=_sort, remove=_remove, pop=_pop)
+list_methods.update(__getitem__=entry_at, count=_count, index=_index, sort=_sort, remove=_remove, pop=_pop)
 
 
 def _several(largest: bool, function: Callable) -> Callable:

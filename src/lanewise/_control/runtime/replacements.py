@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanewise._control.rewriting.expressions import NUMBERS
 from lanewise._control.runtime.callees import fn, replaced, replaced_methods
-from lanewise._control.runtime.changes import changes, kept_entry
+from lanewise._control.runtime.changes import changes, kept_entry, keyed
 from lanewise._control.runtime.iterators import refuse_iterators
 from lanewise._control.runtime.merging import join
 from lanewise._control.runtime.number_classes import Several
@@ -38,6 +38,7 @@ from lanewise._core.python.subscripts import get_item
 from lanewise._core.python.surface import Surface
 from lanewise._core.recording.leaf_gradients import gradient_before
 from lanewise._core.short.hot import PLAIN
+from lanewise.errors import uncounted
 
 
 def stands_for(*functions: Any) -> Callable:
@@ -46,7 +47,7 @@ def stands_for(*functions: Any) -> Callable:
     def register(stand_in: Callable) -> Callable:
         for function in functions:
             replaced[function] = stand_in
-        return stand_in
+        return uncounted(stand_in)
 
     return register
 
@@ -189,7 +190,7 @@ def _calling(function: Callable) -> Callable:
             kwargs["key"] = fn(kwargs["key"])
         return function(*args, **kwargs)
 
-    return stand_in
+    return uncounted(stand_in)
 
 
 for _function in (map, filter, functools.reduce):
@@ -317,7 +318,7 @@ replaced[all] = _quantifier(all, False)
 _PLAIN_INDEX = frozenset({int, str, type(None), type(Ellipsis), bool})
 
 
-def item(thing: Any, index: Any) -> Any:
+def entry_at(thing: Any, index: Any) -> Any:
     """`thing[index]`"""
     if isinstance(thing, collections.defaultdict) and not isinstance(index, LaneNumber):
         return kept_entry(thing, index)
@@ -328,7 +329,7 @@ def item(thing: Any, index: Any) -> Any:
     if isinstance(index, Plane) and isinstance(thing, (list, tuple, range, str)):
         index = number_of(index)
     if isinstance(index, Several):
-        return Several.each_kind(item, thing, index)
+        return Several.each_kind(entry_at, thing, index)
     if not isinstance(index, LaneNumber) or not isinstance(thing, (list, tuple, range, dict)):
         return thing[index]
     level = machine.level
@@ -367,6 +368,8 @@ def set_item(value: Any, thing: Any, index: Any) -> None:
         return
     if isinstance(index, (LaneNumber, Plane)) and machine.level is not None:
         index = index.resolve() if isinstance(index, LaneNumber) else operator.index(index)
+        keyed(thing)[index] = value
+        return
     changes(thing)[index] = value
 
 

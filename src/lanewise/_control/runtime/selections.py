@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lanewise._control.runtime.callees import fn
 from lanewise._control.runtime.numbers import LaneNumber, number_of
-from lanewise._control.runtime.replacements import as_number, item
+from lanewise._control.runtime.replacements import as_number, entry_at
 from lanewise._core.parting.joins import component
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.unasked import note_question
@@ -25,15 +25,15 @@ def picked(thing: Any, index: Any) -> Any:
     """`thing[index]`, of which one of the methods of `Selection` is called."""
     level = machine.level
     if level is None or not isinstance(thing, Tensor):
-        return item(thing, index)
+        return entry_at(thing, index)
     if type(index) is slice:
         mask = _between(thing, index)
-        return item(thing, index) if mask is None else Selection(thing, mask)
+        return entry_at(thing, index) if mask is None else Selection(thing, mask)
     if not isinstance(index, Plane) or index.dtype is not torch.bool:
-        return item(thing, index)
+        return entry_at(thing, index)
     part = component(level, index)
     if part is None or not part.mapped or not index.dim() or thing.shape[: index.dim()] != index.shape:
-        return item(thing, index)
+        return entry_at(thing, index)
     note_question(part.level)
     return Selection(thing, index)
 
@@ -71,7 +71,7 @@ class Selection:
 
     def taken(self) -> Any:
         """The selection itself: lanes part by how many they keep."""
-        return item(self.x, self.mask)
+        return entry_at(self.x, self.mask)
 
     def filled(self, neutral: Any) -> Tensor:
         """`[*M, *S]` with a number in place of what is left out."""

@@ -99,7 +99,7 @@ for _name, _function in {
     "abs": abs,
     "invert": operator.invert,
     "round": round,
-    "getitem": replacements.item,
+    "getitem": replacements.entry_at,
 }.items():
     setattr(Mixed, f"__{_name}__", _unary(_function))
 for _name, _function in {

@@ -23,12 +23,20 @@ from lanewise._core.forms import form_of, give, take
 from lanewise._core.functions.arguments import Arguments
 from lanewise._core.functions.formulas import Formula, as_function
 from lanewise._core.functions.kept import ABSENT, PerLane, Slot, attributes_of_lanes, look_up, place_of, refer
-from lanewise._core.functions.lane_values import at_lane, each_lane, needing_gradients, stack_derivatives, stack_lanes
+from lanewise._core.functions.lane_values import (
+    at_lane,
+    each_lane,
+    lane_alone,
+    needing_gradients,
+    stack_derivatives,
+    stack_lanes,
+)
+from lanewise._core.functions.reopening import is_open, reopened, reseated, without_tangents
 from lanewise._core.level import on_plane, record_as_outside
 from lanewise._core.linear import LinearLevel
 from lanewise._core.parting.interleaved import FrontLevel, arguments_of, as_in_loop
 from lanewise._core.parting.lane_level import lanes_of
-from lanewise._core.parting.lanes import Disagreement, arrived, lanes_together, machine, raise_caught
+from lanewise._core.parting.lanes import Disagreement, Restart, arrived, lanes_together, machine, raise_caught
 from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._torch_compat import (
     ForceDispatchKeyGuard,
@@ -167,7 +175,7 @@ class UserCall(Call):
     def keep(self, ctx: Context, args: tuple, out: Any) -> tuple:
         """Note what the user's forward left on `ctx`."""
         self.single = not isinstance(out, tuple)
-        outs = (out,) if self.single else out
+        outs = without_tangents((out,) if self.single else out, args)
         self.slots = []
         found: dict[int, int] = {}
 
@@ -176,7 +184,8 @@ class UserCall(Call):
             if at is None:
                 kind, index = place_of(tensor, args, outs)
                 at = found[id(tensor)] = len(self.slots)
-                self.slots.append(Slot(kind, index, tensor if kind == "value" else None, kept and kind != "output"))
+                value = without_tangents((tensor,), args)[0] if kind == "value" else None
+                self.slots.append(Slot(kind, index, value, kept and kind != "output"))
             elif not kept:
                 self.slots[at].kept = False
             return at
@@ -272,15 +281,13 @@ class UserCall(Call):
             if is_grad_enabled() and any(level.owns(value) and recorded(value) for value in (*kept, *given)):
                 return as_function(formula, kept, given)
             kept, given = as_in_loop(level, kept), tuple(as_in_loop(level, given))
-            rows = each_lane(
-                level,
-                lambda b: level.below(
-                    self._or_per_lane,
-                    formula,
-                    level.below(needing_gradients, kept, at_lane(level, kept, b)),
-                    at_lane(level, given, b),
-                ),
-            )
+
+            def run(b: int) -> tuple:
+                own = level.below(needing_gradients, kept, at_lane(level, kept, b)), at_lane(level, given, b)
+                with lane_alone(level, b):
+                    return at_lane(level, level.below(self._or_per_lane, formula, *own), 0)
+
+            rows = each_lane(level, run)
             return tuple([stack_derivatives(level, [row[i] for row in rows]) for i in range(len(rows[0]))])
 
     def _backward(self, kept: list, needs: tuple, grads: tuple) -> tuple:
@@ -302,7 +309,7 @@ class UserCall(Call):
         tangents = self.of_user(tangents)
         ctx = self.context(kept, tuple(t is not None for t in tangents), forward=True)
         result = self.cls.jvp(ctx, *tangents)
-        return result if isinstance(result, tuple) else (result,)
+        return without_tangents(result if isinstance(result, tuple) else (result,), (*kept, *tangents))
 
 
 class LaneCall(Call):
@@ -325,6 +332,13 @@ class LaneCall(Call):
         if around is None:
             return self._forward(self.level, args)
         # Primals and tangents were taken apart around it: it does not lie on the plane that the values are of.
+        if is_open(self.level):
+            with reseated(self.level, self.running) as level:
+                outs = self._forward(level, args)
+            kept = without_tangents(tuple([slot.value for slot in self.slots]), args)
+            for slot, value in zip(self.slots, kept, strict=True):
+                slot.value = value
+            return without_tangents(outs, args)
         with self.lanes() as level:
             level.stands_for = self.level
             return self._forward(level, args)
@@ -370,7 +384,11 @@ class LaneCall(Call):
             pairs = (zip(kept, self.forms, strict=True), zip(given, forms, strict=True))
             return [[give(level, value, form) for value, form in each] for each in pairs]
 
-        level = self.lanes()
+        if is_open(self.level):
+            with reseated(self.level, self.running) as level:
+                out = run(level, *enter(level))
+            return without_tangents(out, (*kept, *given))
+        level = reopened(self.level, self.place, self.running) or self.lanes()
         level.restartable = True
         try:
             with level:
@@ -379,8 +397,8 @@ class LaneCall(Call):
                     raise_caught(level, Disagreement)
                 return out
         except BaseException as error:
-            if arrived(level, error, Disagreement) is None:
-                raise
+            if arrived(level, error, Disagreement) is None and arrived(level, error, Restart) is None:
+                raise  # a Restart is of a level whose lanes parted, and which has no function to start again any more
             undo_writes_around(level)
         front = FrontLevel(*self.place)
         front.journal, front.arguments = Journal([]), level.arguments
@@ -392,6 +410,7 @@ class LaneCall(Call):
     def _gradient(self, level: BatchLevel, grad: Any, form: str) -> Any:
         if not isinstance(grad, Tensor):
             return grad
+        grad = level.here(grad)
         if form == "lanes":
             return level.below(level.expanded, grad)
         if level.mapped(grad):

@@ -1,6 +1,7 @@
 """A formula run once per lane: the values of one lane, and the results of all as one value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.level import on_plane
 from lanewise._core.parting.joins import narrow
 from lanewise._core.parting.lane_level import LaneLevel
-from lanewise._core.parting.lanes import OperationFailed, machine
+from lanewise._core.parting.lanes import OperationFailed, child, machine
 from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._torch_compat import is_grad_enabled
 from lanewise.errors import LaneValueError, at_user_line
@@ -26,6 +27,22 @@ def at_lane(level: BatchLevel, values: Any, lane: int) -> tuple:
         return level.below(_row, value.value, lane) if level.mapped(value) else level.physical(value)
 
     return tuple([take(value) for value in values])
+
+
+@contextmanager
+def lane_alone(level: BatchLevel, lane: int) -> Iterator[None]:
+    """Where lanes part, the lane alone runs: what its code finds elsewhere than among its operands is its own."""
+    if not isinstance(level, LaneLevel):
+        yield
+        return
+    running = level.lanes
+    with on_plane(None):
+        place = torch.tensor([lane])
+    level.lanes = child(running, place)
+    try:
+        yield
+    finally:
+        level.lanes = running
 
 
 def each_lane(level: BatchLevel, run: Callable[[int], Any]) -> list:

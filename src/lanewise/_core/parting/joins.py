@@ -29,7 +29,7 @@ from lanewise._core.parting.lanes import (
     true_places,
 )
 from lanewise._core.parting.leaks import note_filled, note_zeros
-from lanewise._core.parting.rows import choose_rows, in_order
+from lanewise._core.parting.rows import choose_rows, in_order, unseen
 from lanewise._core.parting.unasked import answer, note_question
 from lanewise._core.plane import Plane, recorded, sync, tangents_of
 from lanewise._core.short.hot import inert
@@ -141,6 +141,7 @@ def _rows(level: LaneLevel, value: Tensor, lanes: Lanes) -> Tensor:
 _FEW = 4
 
 
+@unseen
 def _placed(rows: list[Tensor], pieces: list[Lanes], lanes: Lanes) -> Tensor:
     out = in_order(lambda first: first.new_empty((lanes.size, *first.shape[1:])), rows[0])
     for row, piece in zip(rows, pieces):
@@ -150,6 +151,7 @@ def _placed(rows: list[Tensor], pieces: list[Lanes], lanes: Lanes) -> Tensor:
     return out
 
 
+@unseen
 def _put_together(rows: list[Tensor], order: Tensor) -> Tensor:
     return in_order(lambda *rows: torch.cat(rows).index_select(0, order.to(rows[0].device)), *rows)
 

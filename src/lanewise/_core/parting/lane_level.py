@@ -12,13 +12,13 @@ from lanewise._core.batch import HOT, BatchLevel, BatchTensor, has_lanes
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import ENDED, Level, on_plane
 from lanewise._core.one_lane import FAILURES
-from lanewise._core.overlaps import entries_apart
+from lanewise._core.overlaps import check_written, entries_apart
 from lanewise._core.parting.absent import computed_once, left, note, on_present_rows
 from lanewise._core.parting.cotangents import cotangent_lanes
 from lanewise._core.parting.failing import part_by_failure
 from lanewise._core.parting.lanes import EMPTY, Lanes, Restart, intersection, machine, union
 from lanewise._core.parting.leaks import note_filled, note_steep_tangents
-from lanewise._core.parting.rows import FUSED, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows
+from lanewise._core.parting.rows import FUSED, PUTS, by_outer_lane, fill_rows, gather_rows, put_rows, spread_rows
 from lanewise._core.parting.taking import taken
 from lanewise._core.plane import (
     Plane,
@@ -349,14 +349,12 @@ class LaneLevel(BatchLevel):
                 map_tensors(check, argument(args, kwargs, position, name))
 
     def _write(self, func: Any, args: tuple, kwargs: dict, operands: list[Tensor], statistics: list[Tensor]) -> Any:
-        """A write to the lanes that run, of a tensor that has more.
-
-        Running statistics are no part of a graph, and a write to them counts no new version.
-        """
+        """A write to the lanes that run, of a tensor that has more. One to running statistics counts no new version."""
         if each := entries_apart(func, args, kwargs):
             for args, kwargs in each:
                 self.interpret(func, args, kwargs, tensors_of(args, kwargs))
             return None
+        check_written(func, args, kwargs)
         written: list[Tensor] = [*statistics]
         for position, name in written_arguments(func):
             map_tensors(written.append, argument(args, kwargs, position, name))
@@ -394,7 +392,7 @@ class LaneLevel(BatchLevel):
                 with preserve_version(*versioned(target)) if statistics else nullcontext():
                     places = self._lanes.places(target.home)
                     note_filled(self, [target.value, stand.value])
-                    self.below(put_rows, target.value, places, stand.value)
+                    self.below(PUTS.get(func, put_rows), target.value, places, stand.value)
                     note(self, target.value, "written", target.home, self._lanes, places)
                 self.writes += 1
         back = {id(stand): tensor for tensor in written if (stand := stands.get(id(tensor))) is not None}

@@ -1,16 +1,20 @@
 """Rows of lanes: taking them from a value, and putting them into one; and which operations add up."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from lanewise._core.parting.lanes import Lanes
 from lanewise._core.short.hot import inert
-from lanewise._torch_compat import OUTSIDE_KEY, include_key, tls_is_included
+from lanewise._torch_compat import OUTSIDE_KEY, include_key, saved_tensor_hooks, tls_is_included
 
 aten = torch.ops.aten
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 # Operations that add their operands up, or put them side by side: one that lacks a lane counts as zero there.
 SUMS = frozenset(
@@ -41,6 +45,23 @@ FUSED: dict[Any, Callable] = {
     aten.baddbmm.default: _added(torch.bmm),
     aten.addbmm.default: _added(lambda a, b: torch.bmm(a, b).sum(0)),
 }
+
+
+def unseen(run: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """`run`, whose places of lanes no saved-tensor hook of the user's gets to see: no loop has them."""
+
+    @functools.wraps(run)
+    def hidden(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        if saved_tensor_hooks() is None:
+            return run(*args, **kwargs)
+        with torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+            return run(*args, **kwargs)
+
+    return hidden
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def by_outer_lane(value: Tensor, outer: int, own: int) -> Tensor:
@@ -78,6 +99,7 @@ def _copy_stretch(value: Tensor, start: int, size: int) -> Tensor:
     return in_order(lambda rows: rows.narrow(0, start, size).clone(memory_format=torch.contiguous_format), value)
 
 
+@unseen
 def gather_rows(value: Tensor, places: Tensor) -> Tensor:
     if value.is_contiguous():
         return value.index_select(0, places.to(value.device))
@@ -106,6 +128,7 @@ _MANY = 2048
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@unseen
 def choose_rows(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Rows of `first` where the mask [n] holds, of `second` elsewhere, both [n, *S]."""
     mask = mask.view(-1, *[1] * (first.dim() - 1)).to(first.device)
@@ -175,15 +198,30 @@ def _padded(sizes: list[int], inner: int, stride: int) -> int:
     return sizes[-1]
 
 
+@unseen
 def put_rows(value: Tensor, places: Tensor, rows: Tensor) -> None:
     value.index_copy_(0, places.to(value.device), rows.to(value.dtype))
 
 
+def put_filled(value: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Rows that one number fills, put into a value whose elements may share their memory."""
+    for dim in range(1, value.dim()):
+        if value.stride(dim) == 0 and value.shape[dim] > 1:
+            value, rows = value.narrow(dim, 0, 1), rows.narrow(dim, 0, 1)
+    put_rows(value, places, rows)
+
+
+# torch carries these out where elements share their memory, too: each is given the same number.
+PUTS: dict[Any, Callable] = dict.fromkeys((aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default), put_filled)
+
+
+@unseen
 def spread_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
     """Rows put at `places` of zeros; places that repeat add up."""
     return value.new_zeros((size, *value.shape[1:])).index_add(0, places.to(value.device), value)
 
 
+@unseen
 def fill_rows(value: Tensor, places: Tensor, size: int) -> Tensor:
     rows = value[:1].expand(size, *value.shape[1:]) if value.shape[0] else value.new_ones((size, *value.shape[1:]))
     return rows.index_copy(0, places.to(value.device), value)

@@ -388,9 +388,8 @@ def agreed(wrapper: Any) -> Tensor | None:
         return answering
     note_question(wrapper.level)
     level = innermost(wrapper.level)
-    if can_settle(level):
-        return settle(level, level.here(wrapper) if isinstance(level, LaneLevel) else wrapper)
-    return level.below(_first_if_same, wrapper.value)
+    here = level.here(wrapper) if isinstance(level, LaneLevel) and level.alive else wrapper
+    return settle(level, here) if can_settle(level) else level.below(_first_if_same, here.value)
 
 
 def _first_if_same(value: Tensor) -> Tensor | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lanewise._core.again.journal import keep
 from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
 from lanewise._core.missing import functional_twin, lane_loop
+from lanewise._core.overlaps import check_overlap, shares_memory
 from lanewise._core.parting.rows import SUMS
 from lanewise._core.plane import map_tensors, replace_tensors, sync, tensors_of
 from lanewise._core.rules import Rule, overloads
@@ -95,6 +96,8 @@ def _wide_path(op: OpOverload, short: Callable) -> Callable:
                     return NotImplemented
                 if not arg.mapped and arg.origin is not None:
                     sync(arg)
+                if mutates and arg.value is not x.value and shares_memory(arg.value, x.value):
+                    check_overlap(x, arg)
                 mapped, arg = arg.mapped, arg.value
                 missing = rank - arg.dim()
                 if missing < (not mapped) or (arg.dtype is not dtype and arg.dtype is not torch.bool):

@@ -147,6 +147,7 @@ for _op in (
     aten._coalesce.default,
     aten._sparse_log_softmax.default,
     aten._sparse_softmax.default,
+    aten._sparse_sparse_matmul.default,
     aten._sparse_sum.dim,
     # Nested tensors.
     aten._nested_tensor_from_mask.default,
