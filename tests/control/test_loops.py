@@ -183,7 +183,15 @@ def test_lanes_that_are_quicker_together_stay_so(clock, ran):
     assert ran == [1, "apart"]
     for _ in range(3):
         assert torch.equal(vmap(works)(xs, numbers()), want)
-    assert ran[2:] == ["apart"] * 3
+    assert ran[2:] == [4, "apart", "apart", "apart"]  # some more, lest the first one took long to warm up
+
+
+def test_few_lanes_that_are_timed_again_are_done_then(clock, ran):
+    xs = torch.rand(4)
+    clock.step = 1.0
+    for _ in range(2):
+        assert torch.equal(vmap(works)(xs, numbers(4)), as_loop(works, xs, numbers(4)))
+    assert ran == [1, "apart", 4]
 
 
 def newton(x):
@@ -234,6 +242,17 @@ def test_a_pace_known_from_few_examples():
     assert pace.runs_alone()
     pace.note_loop(1.0, 100.0, False)  # the garbage was collected
     assert pace.each == pytest.approx(0.75e-5)
+
+
+def test_a_pace_known_from_the_first_example():
+    pace = Pace()
+    pace.note_loop(1e-3, 1e-3, False, cold=True)
+    assert pace.cold and pace.note_together(100, 5e-2)
+    pace.note_loop(1e-4, 4e-4, False)
+    assert not pace.cold and pace.each == 1e-4
+    assert not pace.note_together(100, 5e-2) and not pace.note_together(100, 5e-2) and pace.runs_alone()
+    pace.note_loop(1e-4, 1e-4, False, cold=True)
+    assert not pace.cold  # more is known
 
 
 def test_a_loop_that_takes_much_longer_than_before_is_left(slow_together, ran, clock):
