@@ -591,6 +591,59 @@ def test_objects_made_inside_are_no_traces(clock, ran):
     assert ran == [20]
 
 
+def fills(k):
+    n = int(k) % 5
+    rows, squares = torch.zeros(5, 2, dtype=torch.long), torch.zeros(5)
+    path = torch.full((5,), -1)
+    path[n - 1] = k
+    path[: n + 1] += 2
+    path[0].add_(k)
+    table = k.new_zeros(3, 3).clone()
+    table[0, n % 3] = 5
+    table[n % 3][1:].mul_(k)
+    return path.sum() + table.sum() + rows.sum() + squares.sum()
+
+
+def test_tensors_made_inside_are_written_to_in_a_loop(clock, ran):
+    for _ in range(2):
+        assert torch.equal(vmap(fills)(numbers(20)), as_loop(fills, numbers(20)))
+    assert ran == [20, 20]
+
+
+TABLE = torch.zeros(5)
+
+
+def viewed(k):
+    part = TABLE.view(5)
+    part[int(k) % 5 - 1] = 0
+    return k * 1.0
+
+
+def set_to_another(k):
+    part = torch.zeros(5)
+    part.set_(TABLE)
+    part[int(k) % 5 - 1] = 0
+    return k * 1.0
+
+
+def either(k):
+    part = torch.zeros(5) if int(k) % 2 else TABLE
+    part[0, ...] = 0
+    return k * 1.0
+
+
+def item_of_one(k):
+    part = torch.zeros(5)[: int(k) % 2]
+    part[:1] += 1
+    return k * 1.0
+
+
+@pytest.mark.parametrize("f", [viewed, set_to_another, either, item_of_one], ids=lambda f: f.__name__)
+def test_what_may_be_a_tensor_from_outside_is_not_written_to_in_a_loop(f, clock, ran):
+    assert torch.equal(vmap(f)(numbers(6)), as_loop(f, numbers(6)))
+    assert 6 not in ran
+
+
 def test_a_vmap_inside_another_is_no_loop(clock, ran):
     def inner(x, k):
         return x * int(k) if int(k) % 2 else -x
