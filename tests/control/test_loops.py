@@ -537,11 +537,42 @@ def prints_by_a_method(k):
     return PRINTER.show(k) if int(k) % 2 else k * 2.0
 
 
+KEPT = []
+
+
+def keeps_one_of_two(k):
+    kept = KEPT if int(k) else []
+    kept.append(1)
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+def keeps_the_first(k):
+    kept, rest = KEPT, []
+    rest.append(1)
+    kept.append(1)
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+def keeps_in_a_function(k):
+    kept = []
+
+    def keep():
+        nonlocal kept
+        kept = KEPT
+        kept.append(1)
+
+    keep()
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
 @pytest.mark.parametrize(
     "f",
     [
         counts,
+        keeps_one_of_two,
+        keeps_the_first,
+        keeps_in_a_function,
         pulls_back,
         normalizes,
         draws_from_its_own,
@@ -586,8 +617,46 @@ def heaps(k):
     return heapq.heappop(items) + heapq.heappop(items)
 
 
-def test_objects_made_inside_are_no_traces(clock, ran):
-    assert vmap(heaps)(numbers(20)).tolist() == [heaps(k) for k in numbers(20)]
+def counts_in_a_pair(k):
+    count, total = 0, k * 0
+    while total < 9:
+        count += 1
+        total = total + int(k)
+    return count
+
+
+def counts_in_a_function(k):
+    count, low, memo = 0, [], {}
+
+    def up(n):
+        nonlocal count
+        count += 1
+        memo[n] = n * n if n < 2 else memo[n - 1] + n
+        return memo[n]
+
+    for n in range(int(k) % 5):
+        if up(n) % 2:
+            low.append(n)
+    return count + sum(low) + sum(memo[n] for n in range(int(k) % 5))
+
+
+def changes_copies(k):
+    rest, seen, queue = list(range(6)), set(), collections.deque([int(k) % 6])
+    kinds = collections.defaultdict(int)
+    while queue:
+        n = queue.popleft()
+        rest[n] = 0
+        if n not in seen:
+            seen.add(n)
+            kinds[n % 2] = n
+            queue.append((n + 2) % 6)
+    del rest[:1]
+    return sum(rest) + kinds[0] * 10 + len(seen)
+
+
+@pytest.mark.parametrize("f", [heaps, counts_in_a_pair, counts_in_a_function, changes_copies])
+def test_objects_made_inside_are_no_traces(f, clock, ran):
+    assert vmap(f)(numbers(20)).tolist() == [f(k) for k in numbers(20)]
     assert ran == [20]
 
 

@@ -5,10 +5,22 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Set
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from lanewise._core.again.fresh import assigns_to, makes_tensors, writes_to
+from lanewise._core.again.fresh import (
+    CALLS,
+    NOTHING,
+    Own,
+    assigns_to,
+    loads,
+    makes_containers,
+    makes_tensors,
+    only,
+    otherwise,
+    stores,
+    writes_to,
+)
 from lanewise._core.again.libraries import is_library, of_library
 
 # Methods that change what they are called on.
@@ -44,8 +56,6 @@ MADE = frozenset(
 )
 # Those among the former that give a tensor for a tensor.
 _OF_TENSORS = frozenset("LOAD_CONST BINARY_OP COMPARE_OP UNARY_NEGATIVE".split())
-_CALLS = frozenset("CALL CALL_FUNCTION CALL_METHOD CALL_FUNCTION_EX CALL_FUNCTION_KW CALL_KW".split())
-_SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
 _IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
 _CONTEXT = frozenset({"ctx"})
 # Methods that give a tensor the memory of another one, or a function that is called.
@@ -70,7 +80,7 @@ class Effects:
 
     __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes", "shows")
 
-    def __init__(self, code: types.CodeType, variables: dict) -> None:
+    def __init__(self, code: types.CodeType, variables: dict, around: Own = NOTHING) -> None:
         self.changes = False
         self.writes = not _WRITING.isdisjoint(code.co_names)
         self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
@@ -82,9 +92,18 @@ class Effects:
         steps = steps_of(code)
         packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + packed]
-        own = only(steps, MADE).keys() - given
-        tensors = only(steps, _OF_TENSORS, makes_tensors(steps)).keys() - own - set(given)
-        results = only(steps, MADE | _CALLS)
+        around = around.seen_in(code)
+        cells = frozenset(code.co_cellvars).difference(given)
+
+        def made(kinds: frozenset[str], places: frozenset[int] = frozenset()) -> dict[str, int]:
+            found = only(steps, kinds, places, cells)
+            others = {name for each in inner for name in otherwise(steps_of(each), kinds, each)}
+            return {name: place for name, place in found.items() if name not in others}
+
+        inner = list(_codes_in(code)) if cells else []
+        own = made(MADE, makes_containers(steps)).keys() - given | around.containers
+        tensors = made(_OF_TENSORS, makes_tensors(steps)).keys() - own - set(given) | around.tensors
+        results = dict.fromkeys(around.results, -1) | made(MADE | CALLS)
         if not _BY_NAME.isdisjoint(code.co_names):
             texts = [const for const in code.co_consts if type(const) is str]
             self.changes = not CHANGING.isdisjoint(texts)
@@ -109,7 +128,7 @@ class Effects:
                 self.stored.add(name)
                 self.changes = True
             elif kind in ("STORE_DEREF", "DELETE_DEREF"):
-                self.changes = self.changes or name in code.co_freevars
+                self.changes = self.changes or name in code.co_freevars and name not in around.names
             elif kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
                 self.attributes.add(name)
                 if name[-1] == "_" and name[:2] != "__":
@@ -128,21 +147,31 @@ class Effects:
                 to_array = True
                 after = steps[place + 1] if place + 1 < len(steps) else None
                 # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
-                outside = not _stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
+                outside = not stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
                 outside = outside and not writes_to(steps, place, tensors)
                 self.changes, self.writes = self.changes or outside, self.writes or outside
         self.shows = self.shows or (memory and (to_array or self.changes))
+        around = Own(
+            around.names | cells.union(code.co_cellvars), frozenset(own), frozenset(tensors), frozenset(results)
+        )
         for const in code.co_consts:
             if isinstance(const, types.CodeType):
-                inner = effects_of(const, variables)
-                self.changes = self.changes or inner.changes
-                self.writes = self.writes or inner.writes
-                self.by_name = self.by_name or inner.by_name
-                self.shows = self.shows or inner.shows
-                self.names |= inner.names
-                self.stored |= inner.stored
-                self.attributes |= inner.attributes
-                self.bound |= inner.bound
+                below = Effects(const, variables, around) if const.co_freevars else effects_of(const, variables)
+                self.changes = self.changes or below.changes
+                self.writes = self.writes or below.writes
+                self.by_name = self.by_name or below.by_name
+                self.shows = self.shows or below.shows
+                self.names |= below.names
+                self.stored |= below.stored
+                self.attributes |= below.attributes
+                self.bound |= below.bound
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield const
+            yield from _codes_in(const)
 
 
 # Instructions besides jumps that go on elsewhere, or at which another frame does.
@@ -190,35 +219,6 @@ def steps_of(code: types.CodeType) -> list[_Step]:
                 kind = "BINARY_SUBSCR" if kind == "BINARY_OP" and step.argrepr == "[]" else kind
                 found.append(_Step(kind, step.argval, step.argrepr, *stack))
     return found
-
-
-def only(steps: list, kinds: frozenset[str], places: frozenset[int] = frozenset()) -> dict[str, int]:
-    """Variables that are bound to nothing but what instructions of some kinds make, and where they first are.
-
-    Or those at some places.
-    """
-    found: dict[str, int] = {}
-    others: set[str] = set()
-    names = [step.opname for step in steps]
-    for place, step in enumerate(steps):
-        if _stores(step):
-            first = place
-            while names[first - 1] in _SHUFFLING:
-                first -= 1
-            count = 1 + names[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
-            found.setdefault(step.argval, place)
-            made = range(max(first - count, 0), first)
-            if not all(names[at] in kinds or at in places for at in made):
-                others.add(step.argval)
-    return {name: place for name, place in found.items() if name not in others}
-
-
-def loads(step: _Step | None, names: Set[str]) -> bool:
-    return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
-
-
-def _stores(step: _Step | None) -> bool:
-    return step is not None and step.opname == "STORE_FAST"
 
 
 # What `functools.lru_cache` makes of a function.
