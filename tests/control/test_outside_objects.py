@@ -508,7 +508,13 @@ def kept_in_a_pair(x):
     return x * 2 if x > 0 else -x
 
 
-@pytest.mark.parametrize("f", [kept_or_new, kept_in_a_pair])
+def kept_in_a_list_of_all(x):
+    kept, _ = list((GLOBAL, 1))
+    kept.append(1)
+    return x * 2 if x > 0 else -x
+
+
+@pytest.mark.parametrize("f", [kept_or_new, kept_in_a_pair, kept_in_a_list_of_all])
 def test_what_a_variable_may_stand_for_is_changed_once_a_run(f):
     try:
         for runs in (1, 2, 3):

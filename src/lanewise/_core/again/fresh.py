@@ -68,8 +68,8 @@ def only(
     for place, step in enumerate(steps):
         if stores(step) and (step.opname == "STORE_FAST" or step.argval in cells):
             found.setdefault(step.argval, place)
-            maker = _maker(steps, place)
-            if maker is None or not (steps[maker].opname in kinds or maker in places):
+            maker, part = _maker(steps, place)
+            if maker is None or not (steps[maker].opname in kinds or (maker in places and not part)):
                 others.add(step.argval)
     return {name: place for name, place in found.items() if name not in others}
 
@@ -81,33 +81,34 @@ def otherwise(steps: Sequence[Any], kinds: frozenset[str], code: types.CodeType)
     return bound.difference(only(steps, kinds, frozenset(), free))
 
 
-def _maker(steps: Sequence[Any], place: int) -> int | None:
-    """Which instruction makes what is bound at a place; None where it is one of several, or makes more than that."""
+def _maker(steps: Sequence[Any], place: int) -> tuple[int | None, bool]:
+    """Which instruction makes what is bound at a place, or what that is a part of; and whether it is one."""
     first = place
     while first and steps[first - 1].opname in _SHUFFLING:
         first -= 1
     moved = steps[first:place]
     if steps[first].target or not first:
-        return None
+        return None, False
     last = first - 1
     head = steps[first]
     if any(step.opname == "UNPACK_SEQUENCE" for step in moved):
         if head.opname == "BUILD_TUPLE" and moved[1].opname == "UNPACK_SEQUENCE":
             count = head.argval
         else:  # a part of a constant is one; results of a function are what it returns
-            return last if steps[last].opname == "LOAD_CONST" or steps[last].opname in CALLS else None
+            known = steps[last].opname == "LOAD_CONST" or steps[last].opname in CALLS
+            return last if known else None, True
     elif head.opname in ("SWAP", "ROT_TWO", "ROT_THREE"):
         count = _ORDERS.get(head.opname) or head.argval
     elif stores(head):  # the last value first
         count = 1 + 2 * sum(map(stores, moved))
     else:
-        return last
+        return last, False
     for _ in range(count - 1 - sum(map(stores, moved))):
         start = begin(steps, last)
         if not start:
-            return None
+            return None, False
         last = start - 1
-    return last
+    return last, False
 
 
 def loads(step: Any, names: Set[str]) -> bool:
