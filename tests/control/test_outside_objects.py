@@ -508,13 +508,16 @@ def kept_in_a_pair(x):
     return x * 2 if x > 0 else -x
 
 
-def kept_in_a_list_of_all(x):
-    kept, _ = list((GLOBAL, 1))
+ROWS = [1, GLOBAL, 2]
+
+
+def kept_in_a_copied_list(x):
+    _, kept, *_ = list(ROWS)
     kept.append(1)
     return x * 2 if x > 0 else -x
 
 
-@pytest.mark.parametrize("f", [kept_or_new, kept_in_a_pair, kept_in_a_list_of_all])
+@pytest.mark.parametrize("f", [kept_or_new, kept_in_a_pair, kept_in_a_copied_list])
 def test_what_a_variable_may_stand_for_is_changed_once_a_run(f):
     try:
         for runs in (1, 2, 3):

@@ -161,7 +161,7 @@ def begin(steps: Sequence[Any], place: int) -> int | None:
     depth = 0
     for at in range(place, -1, -1):
         step = steps[at]
-        if step.jumps:
+        if step.jumps or step.opname.startswith("UNPACK_"):
             return None
         depth += step.effect
         if depth == 1:
