@@ -432,6 +432,19 @@ def last_asked_of_all(x):
     return drop * x.prod()
 
 
+def last_of_a_generator(x):
+    last, seen = None, {}
+
+    def large():
+        nonlocal last
+        for place, value in enumerate(x):
+            last = value
+            seen[place] = value
+            yield value > 0.5
+
+    return last * 2 + len(seen) if any(large()) else sum(seen.values())
+
+
 def before_a_gap(x):
     total = 0.0
     for value in ((last := v) * 2 for v in x):
@@ -472,6 +485,7 @@ PROGRAMS = {
         first_that_is_large,
         last_asked_of_all,
         before_a_gap,
+        last_of_a_generator,
     ],
     "i": [
         distinct,

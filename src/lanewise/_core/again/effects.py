@@ -101,9 +101,10 @@ class Effects:
             return {name: place for name, place in found.items() if name not in others}
 
         inner = list(_codes_in(code)) if cells else []
-        own = made(MADE, makes_containers(steps)).keys() - given | around.containers
-        tensors = made(_OF_TENSORS, makes_tensors(steps)).keys() - own - set(given) | around.tensors
-        results = dict.fromkeys(around.results, -1) | made(MADE | CALLS)
+        own = made(MADE, makes_containers(steps)).keys() - given
+        tensors = made(_OF_TENSORS, makes_tensors(steps)).keys() - own - set(given)
+        results = made(MADE | CALLS)
+        all_tensors = tensors | around.tensors
         if not _BY_NAME.isdisjoint(code.co_names):
             texts = [const for const in code.co_consts if type(const) is str]
             self.changes = not CHANGING.isdisjoint(texts)
@@ -128,12 +129,12 @@ class Effects:
                 self.stored.add(name)
                 self.changes = True
             elif kind in ("STORE_DEREF", "DELETE_DEREF"):
-                self.changes = self.changes or name in code.co_freevars and name not in around.names
+                self.changes = self.changes or name in code.co_freevars
             elif kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
                 self.attributes.add(name)
                 if name[-1] == "_" and name[:2] != "__":
-                    outside = name in _REPLACING or not writes_to(steps, place, tensors)
-                    self.changes, self.writes = self.changes or outside, self.writes or outside
+                    self.changes = self.changes or name in _REPLACING or not writes_to(steps, place, tensors)
+                    self.writes = self.writes or name in _REPLACING or not writes_to(steps, place, all_tensors)
                 if name in CHANGING or name == "set" or name.startswith("register_"):
                     self.changes = self.changes or not loads(before, own)
             elif kind in ("STORE_ATTR", "DELETE_ATTR"):
@@ -141,19 +142,22 @@ class Effects:
                 # (The context of a custom Function is new in each call.)
                 self.changes = self.changes or not loads(before, _CONTEXT)
             elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-                outside = not (assigns_to(steps, place, own) or writes_to(steps, place, tensors))
-                self.changes, self.writes = self.changes or outside, self.writes or outside
+                inside = assigns_to(steps, place, own) or writes_to(steps, place, tensors)
+                self.changes = self.changes or not inside
+                inside = inside or assigns_to(steps, place, around.containers) or writes_to(steps, place, all_tensors)
+                self.writes = self.writes or not inside
             elif kind == "BINARY_OP" and step.argrepr in _IN_PLACE:
                 to_array = True
                 after = steps[place + 1] if place + 1 < len(steps) else None
                 # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
-                outside = not stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
-                outside = outside and not writes_to(steps, place, tensors)
-                self.changes, self.writes = self.changes or outside, self.writes or outside
+                name = after.argval if stores(after) else ""  # type: ignore[union-attr]
+                inside = results.get(name, place) < place or writes_to(steps, place, tensors)
+                self.changes = self.changes or not inside
+                inside = inside or name in around.results or writes_to(steps, place, all_tensors)
+                self.writes = self.writes or not inside
         self.shows = self.shows or (memory and (to_array or self.changes))
-        around = Own(
-            around.names | cells.union(code.co_cellvars), frozenset(own), frozenset(tensors), frozenset(results)
-        )
+        # What functions inside do to these is a change, which may be unseen (unseen.py), but writes to nothing else.
+        around = Own(around.containers | own, around.tensors | tensors, around.results.union(results))
         for const in code.co_consts:
             if isinstance(const, types.CodeType):
                 below = Effects(const, variables, around) if const.co_freevars else effects_of(const, variables)

@@ -28,15 +28,13 @@ _ORDERS = {"ROT_TWO": 2, "ROT_THREE": 3}
 
 
 class Own(NamedTuple):
-    """Variables of functions around, new in each call of them, that functions inside read or bind, too.
+    """Variables of functions around, which are new in each call of these, and which functions inside read or bind, too.
 
     Attributes:
-        names: All.
         containers, tensors: Those that hold nothing but new containers or numbers, or new tensors.
         results: Those that hold nothing but these, or what functions have returned.
     """
 
-    names: frozenset[str]
     containers: frozenset[str]
     tensors: frozenset[str]
     results: frozenset[str]
@@ -47,7 +45,7 @@ class Own(NamedTuple):
         return Own(*[each & free for each in self])
 
 
-NOTHING = Own(*[frozenset()] * 4)
+NOTHING = Own(*[frozenset()] * 3)
 
 
 def only(
