@@ -418,6 +418,42 @@ def gcd(i):
     return torch.tensor(a)
 
 
+def first_that_is_large(x):
+    while any((found := v).abs() > 1.0 for v in x):
+        x = x * 0.5 + found * 0.1
+        if x.sum().abs() > 3:
+            break
+    return x.sum() + found
+
+
+def last_asked_of_all(x):
+    if all((drop := b - a) < 0.9 for a, b in zip(x, x[1:])):
+        return x.sum()
+    return drop * x.prod()
+
+
+def last_of_a_generator(x):
+    last, seen = None, {}
+
+    def large():
+        nonlocal last
+        for place, value in enumerate(x):
+            last = value
+            seen[place] = value
+            yield value > 0.5
+
+    return last * 2 + len(seen) if any(large()) else sum(seen.values())
+
+
+def before_a_gap(x):
+    total = 0.0
+    for value in ((last := v) * 2 for v in x):
+        if value < -1:
+            break
+        total = total + value
+    return total + last
+
+
 # By the arguments that they take.
 PROGRAMS = {
     "x": [
@@ -446,6 +482,10 @@ PROGRAMS = {
         crossings,
         until_low,
         spans,
+        first_that_is_large,
+        last_asked_of_all,
+        before_a_gap,
+        last_of_a_generator,
     ],
     "i": [
         distinct,

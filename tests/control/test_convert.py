@@ -135,9 +135,13 @@ def test_what_cannot_be_converted():
     def walrus(x):
         return x > 0 and (y := x) > 1 and y
 
+    def walrus_in_a_generator(x):
+        return any((y := v) > 1 for v in x) and y
+
     assert why_not(generator) == "it is a generator"
     assert why_not(asynchronous) == "it is asynchronous"
     assert why_not(walrus) == "`:=` stands in an operand that not all lanes evaluate"
+    assert why_not(walrus_in_a_generator) == "`:=` stands in a generator"
     assert why_not(len) == "it is of type builtin_function_or_method, not a Python function"
 
 

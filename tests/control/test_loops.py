@@ -183,7 +183,15 @@ def test_lanes_that_are_quicker_together_stay_so(clock, ran):
     assert ran == [1, "apart"]
     for _ in range(3):
         assert torch.equal(vmap(works)(xs, numbers()), want)
-    assert ran[2:] == ["apart"] * 3
+    assert ran[2:] == [4, "apart", "apart", "apart"]  # some more, lest the first one took long to warm up
+
+
+def test_few_lanes_that_are_timed_again_are_done_then(clock, ran):
+    xs = torch.rand(4)
+    clock.step = 1.0
+    for _ in range(2):
+        assert torch.equal(vmap(works)(xs, numbers(4)), as_loop(works, xs, numbers(4)))
+    assert ran == [1, "apart", 4]
 
 
 def newton(x):
@@ -234,6 +242,17 @@ def test_a_pace_known_from_few_examples():
     assert pace.runs_alone()
     pace.note_loop(1.0, 100.0, False)  # the garbage was collected
     assert pace.each == pytest.approx(0.75e-5)
+
+
+def test_a_pace_known_from_the_first_example():
+    pace = Pace()
+    pace.note_loop(1e-3, 1e-3, False, cold=True)
+    assert pace.cold and pace.note_together(100, 5e-2)
+    pace.note_loop(1e-4, 4e-4, False)
+    assert not pace.cold and pace.each == 1e-4
+    assert not pace.note_together(100, 5e-2) and not pace.note_together(100, 5e-2) and pace.runs_alone()
+    pace.note_loop(1e-4, 1e-4, False, cold=True)
+    assert not pace.cold  # more is known
 
 
 def test_a_loop_that_takes_much_longer_than_before_is_left(slow_together, ran, clock):
@@ -518,11 +537,42 @@ def prints_by_a_method(k):
     return PRINTER.show(k) if int(k) % 2 else k * 2.0
 
 
+KEPT = []
+
+
+def keeps_one_of_two(k):
+    kept = KEPT if int(k) else []
+    kept.append(1)
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+def keeps_the_first(k):
+    kept, rest = KEPT, []
+    rest.append(1)
+    kept.append(1)
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
+def keeps_in_a_function(k):
+    kept = []
+
+    def keep():
+        nonlocal kept
+        kept = KEPT
+        kept.append(1)
+
+    keep()
+    return k * 1.0 if int(k) % 2 else k * 2.0
+
+
 @pytest.mark.filterwarnings("ignore::lanewise.errors.SlowPathWarning")
 @pytest.mark.parametrize(
     "f",
     [
         counts,
+        keeps_one_of_two,
+        keeps_the_first,
+        keeps_in_a_function,
         pulls_back,
         normalizes,
         draws_from_its_own,
@@ -567,9 +617,100 @@ def heaps(k):
     return heapq.heappop(items) + heapq.heappop(items)
 
 
-def test_objects_made_inside_are_no_traces(clock, ran):
-    assert vmap(heaps)(numbers(20)).tolist() == [heaps(k) for k in numbers(20)]
+def counts_in_a_pair(k):
+    count, total = 0, k * 0
+    while total < 9:
+        count += 1
+        total = total + int(k)
+    return count
+
+
+def counts_in_a_function(k):
+    count, low, memo = 0, [], {}
+
+    def up(n):
+        nonlocal count
+        count += 1
+        memo[n] = n * n if n < 2 else memo[n - 1] + n
+        return memo[n]
+
+    for n in range(int(k) % 5):
+        if up(n) % 2:
+            low.append(n)
+    return count + sum(low) + sum(memo[n] for n in range(int(k) % 5))
+
+
+def changes_copies(k):
+    rest, seen, queue = list(range(6)), set(), collections.deque([int(k) % 6])
+    kinds = collections.defaultdict(int)
+    while queue:
+        n = queue.popleft()
+        rest[n] = 0
+        if n not in seen:
+            seen.add(n)
+            kinds[n % 2] = n
+            queue.append((n + 2) % 6)
+    del rest[:1]
+    return sum(rest) + kinds[0] * 10 + len(seen)
+
+
+@pytest.mark.parametrize("f", [heaps, counts_in_a_pair, counts_in_a_function, changes_copies])
+def test_objects_made_inside_are_no_traces(f, clock, ran):
+    assert vmap(f)(numbers(20)).tolist() == [f(k) for k in numbers(20)]
     assert ran == [20]
+
+
+def fills(k):
+    n = int(k) % 5
+    rows, squares = torch.zeros(5, 2, dtype=torch.long), torch.zeros(5)
+    path = torch.full((5,), -1)
+    path[n - 1] = k
+    path[: n + 1] += 2
+    path[0].add_(k)
+    table = k.new_zeros(3, 3).clone()
+    table[0, n % 3] = 5
+    table[n % 3][1:].mul_(k)
+    return path.sum() + table.sum() + rows.sum() + squares.sum()
+
+
+def test_tensors_made_inside_are_written_to_in_a_loop(clock, ran):
+    for _ in range(2):
+        assert torch.equal(vmap(fills)(numbers(20)), as_loop(fills, numbers(20)))
+    assert ran == [20, 20]
+
+
+TABLE = torch.zeros(5)
+
+
+def viewed(k):
+    part = TABLE.view(5)
+    part[int(k) % 5 - 1] = 0
+    return k * 1.0
+
+
+def set_to_another(k):
+    part = torch.zeros(5)
+    part.set_(TABLE)
+    part[int(k) % 5 - 1] = 0
+    return k * 1.0
+
+
+def either(k):
+    part = torch.zeros(5) if int(k) % 2 else TABLE
+    part[0, ...] = 0
+    return k * 1.0
+
+
+def item_of_one(k):
+    part = torch.zeros(5)[: int(k) % 2]
+    part[:1] += 1
+    return k * 1.0
+
+
+@pytest.mark.parametrize("f", [viewed, set_to_another, either, item_of_one], ids=lambda f: f.__name__)
+def test_what_may_be_a_tensor_from_outside_is_not_written_to_in_a_loop(f, clock, ran):
+    assert torch.equal(vmap(f)(numbers(6)), as_loop(f, numbers(6)))
+    assert 6 not in ran
 
 
 def test_a_vmap_inside_another_is_no_loop(clock, ran):

@@ -496,6 +496,37 @@ def test_what_is_not_changed_back_is_changed_once_a_run():
     assert len(seen) == 1
 
 
+def kept_or_new(x, keep=True):
+    kept = GLOBAL if keep else []
+    kept.append(1)
+    return x * 2 if x > 0 else -x
+
+
+def kept_in_a_pair(x):
+    kept, _ = [GLOBAL, 1]
+    kept.append(1)
+    return x * 2 if x > 0 else -x
+
+
+ROWS = [1, GLOBAL, 2]
+
+
+def kept_in_a_copied_list(x):
+    _, kept, *_ = list(ROWS)
+    kept.append(1)
+    return x * 2 if x > 0 else -x
+
+
+@pytest.mark.parametrize("f", [kept_or_new, kept_in_a_pair, kept_in_a_copied_list])
+def test_what_a_variable_may_stand_for_is_changed_once_a_run(f):
+    try:
+        for runs in (1, 2, 3):
+            vmap(f)(torch.tensor([1.0, -1.0, 2.0]))
+            assert len(GLOBAL) == runs
+    finally:
+        GLOBAL.clear()
+
+
 def test_an_error_of_the_function_leaves_what_it_did():
     seen = []
 

@@ -8,6 +8,7 @@ from lanewise._control.rewriting.arithmetic import arithmetic
 from lanewise._control.rewriting.builders import call, function, load_name, runtime, thunk
 from lanewise._control.rewriting.kinds import calls_user
 from lanewise._control.rewriting.number_kinds import gives_entry, is_choice, tells
+from lanewise._control.rewriting.scopes import inside
 from lanewise._control.rewriting.source import Function, Unsupported, argument_names
 from lanewise._core.again.effects import MUTATING
 
@@ -434,7 +435,14 @@ class Expressions(ast.NodeTransformer):
         self.known = known | (self.known - inner if not self.thunks else set())
         return node if isinstance(node, ast.GeneratorExp) else self.made(node)
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
+    visit_ListComp = visit_SetComp = visit_DictComp = comprehension
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
+        # What takes its entries, such as `any`, may be done in some lanes while it goes on for others.
+        for part in inside([node]):
+            if isinstance(part, ast.NamedExpr):
+                raise Unsupported("`:=` stands in a generator", "a loop of statements", part.lineno)
+        return self.comprehension(node)
 
 
 def _is_filtered(node: ast.Call) -> bool:

@@ -74,7 +74,8 @@ def run_looped(
     loop = _Loop(call, leaves, dims, spec, place, tensors)
     alone = pace.runs_alone()
     free = 0.0 if alone else pace.free()
-    if (alone or free > 0) and not loop.may_begin():
+    again = pace.cold and pace.known and not alone
+    if (alone or free > 0 or again) and not loop.may_begin():
         ways.together.add(digits)
         return None
     if alone:
@@ -82,6 +83,9 @@ def run_looped(
         pace.alone = loop.complete
     elif free > 0:
         loop.go_on(lambda done, each: _too_long(loop.count - done, each, loop.seconds, free))
+    elif again:
+        pace.cold = False
+        loop.go_on(lambda done, each: done > 1)
     if loop.failed:
         pace.known = True  # what a loop comes to is known
         return None
@@ -275,7 +279,7 @@ class _Loop:
 
     def note(self, pace: Pace) -> None:
         """What is known then of how long the examples take."""
-        pace.note_loop(self.each, self.seconds, self.complete)
+        pace.note_loop(self.each, self.seconds, self.complete, cold=len(self.results) == 1)
         if not (pace.alone and pace.sure and self.complete and self.count > MANY_WAYS):
             return
         pace.untold += self.seconds

@@ -27,6 +27,8 @@ class Pace:
     Attributes:
         each: Seconds that a loop takes for a lane, as far as is known.
         rough: Whether that is known from some lanes only.
+        cold: Whether it is known from the first one only, which also warms caches. Once the lanes have run together,
+            some more are timed, lest a loop be thought to take several times as long as it does.
         spent: Seconds spent on loops before the lanes have run together.
         known: Whether they have.
         tries: How many runs together in a row took longer than a loop.
@@ -42,6 +44,7 @@ class Pace:
     __slots__ = (
         "each",
         "rough",
+        "cold",
         "spent",
         "known",
         "tries",
@@ -58,7 +61,7 @@ class Pace:
         self.each = math.inf
         self.rough = True
         self.spent = 0.0
-        self.known = self.alone = self.sure = False
+        self.cold = self.known = self.alone = self.sure = False
         self.tries = self.close = self.left = 0
         self.later = LATER
         self.told: Told | None = None
@@ -75,9 +78,13 @@ class Pace:
             self.alone = self.left >= 0
         return self.alone
 
-    def note_loop(self, each: float, seconds: float, complete: bool) -> None:
-        """A loop took so many seconds for each lane; it was completed, or has stopped on the way."""
+    def note_loop(self, each: float, seconds: float, complete: bool, cold: bool = False) -> None:
+        """A loop took so many seconds for each lane; it was completed, or has stopped on the way.
+
+        `cold`: after the first one, where nothing was known before.
+        """
         self.spent += seconds
+        self.cold = cold and math.isinf(self.each)
         if complete or self.rough:
             self.each, self.rough = each, not complete
         else:  # something else may have taken the time

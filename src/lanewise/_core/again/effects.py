@@ -5,9 +5,22 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Set
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from lanewise._core.again.fresh import (
+    CALLS,
+    NOTHING,
+    Own,
+    assigns_to,
+    loads,
+    makes_containers,
+    makes_tensors,
+    only,
+    otherwise,
+    stores,
+    writes_to,
+)
 from lanewise._core.again.libraries import is_library, of_library
 
 # Methods that change what they are called on.
@@ -41,10 +54,12 @@ MADE = frozenset(
     "BUILD_LIST BUILD_MAP BUILD_SET BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND DICT_UPDATE DICT_MERGE SET_UPDATE "
     "MAP_ADD SET_ADD LOAD_CONST LOAD_SMALL_INT BINARY_OP COMPARE_OP UNARY_NEGATIVE".split()
 )
-_CALLS = frozenset("CALL CALL_FUNCTION CALL_METHOD CALL_FUNCTION_EX CALL_FUNCTION_KW CALL_KW".split())
-_SHUFFLING = frozenset("STORE_FAST SWAP COPY ROT_TWO ROT_THREE DUP_TOP BUILD_TUPLE UNPACK_SEQUENCE".split())
+# Those among the former that give a tensor for a tensor.
+_OF_TENSORS = frozenset("LOAD_CONST BINARY_OP COMPARE_OP UNARY_NEGATIVE".split())
 _IN_PLACE = frozenset({"+=", "|=", "&=", "-=", "^=", "*="})
 _CONTEXT = frozenset({"ctx"})
+# Methods that give a tensor the memory of another one, or a function that is called.
+_REPLACING = frozenset({"set_", "map_", "map2_", "apply_"})
 _BY_NAME = frozenset({"getattr", "methodcaller"})
 _BY_NAME_GIVEN = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 
@@ -65,7 +80,7 @@ class Effects:
 
     __slots__ = ("changes", "names", "stored", "attributes", "bound", "by_name", "writes", "shows")
 
-    def __init__(self, code: types.CodeType, variables: dict) -> None:
+    def __init__(self, code: types.CodeType, variables: dict, around: Own = NOTHING) -> None:
         self.changes = False
         self.writes = not _WRITING.isdisjoint(code.co_names)
         self.by_name = not _BY_NAME_GIVEN.isdisjoint(code.co_names)
@@ -77,8 +92,19 @@ class Effects:
         steps = steps_of(code)
         packed = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + packed]
-        own = only(steps, MADE).keys() - given
-        results = only(steps, MADE | _CALLS)
+        around = around.seen_in(code)
+        cells = frozenset(code.co_cellvars).difference(given)
+
+        def made(kinds: frozenset[str], places: frozenset[int] = frozenset()) -> dict[str, int]:
+            found = only(steps, kinds, places, cells)
+            others = {name for each in inner for name in otherwise(steps_of(each), kinds, each)}
+            return {name: place for name, place in found.items() if name not in others}
+
+        inner = list(_codes_in(code)) if cells else []
+        own = made(MADE, makes_containers(steps)).keys() - given
+        tensors = made(_OF_TENSORS, makes_tensors(steps)).keys() - own - set(given)
+        results = made(MADE | CALLS)
+        all_tensors = tensors | around.tensors
         if not _BY_NAME.isdisjoint(code.co_names):
             texts = [const for const in code.co_consts if type(const) is str]
             self.changes = not CHANGING.isdisjoint(texts)
@@ -107,7 +133,8 @@ class Effects:
             elif kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
                 self.attributes.add(name)
                 if name[-1] == "_" and name[:2] != "__":
-                    self.changes = self.writes = True
+                    self.changes = self.changes or name in _REPLACING or not writes_to(steps, place, tensors)
+                    self.writes = self.writes or name in _REPLACING or not writes_to(steps, place, all_tensors)
                 if name in CHANGING or name == "set" or name.startswith("register_"):
                     self.changes = self.changes or not loads(before, own)
             elif kind in ("STORE_ATTR", "DELETE_ATTR"):
@@ -115,34 +142,61 @@ class Effects:
                 # (The context of a custom Function is new in each call.)
                 self.changes = self.changes or not loads(before, _CONTEXT)
             elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-                outside = not (place > 1 and loads(steps[place - 2], own))
-                self.changes, self.writes = self.changes or outside, self.writes or outside
+                inside = assigns_to(steps, place, own) or writes_to(steps, place, tensors)
+                self.changes = self.changes or not inside
+                inside = inside or assigns_to(steps, place, around.containers) or writes_to(steps, place, all_tensors)
+                self.writes = self.writes or not inside
             elif kind == "BINARY_OP" and step.argrepr in _IN_PLACE:
                 to_array = True
                 after = steps[place + 1] if place + 1 < len(steps) else None
                 # (Of what a function has returned, tensors are written to like that, hardly ever lists of others.)
-                outside = not _stores(after) or results.get(after.argval, place) >= place  # type: ignore[union-attr]
-                self.changes, self.writes = self.changes or outside, self.writes or outside
+                name = after.argval if stores(after) else ""  # type: ignore[union-attr]
+                inside = results.get(name, place) < place or writes_to(steps, place, tensors)
+                self.changes = self.changes or not inside
+                inside = inside or name in around.results or writes_to(steps, place, all_tensors)
+                self.writes = self.writes or not inside
         self.shows = self.shows or (memory and (to_array or self.changes))
+        # What functions inside do to these is a change, which may be unseen (unseen.py), but writes to nothing else.
+        around = Own(around.containers | own, around.tensors | tensors, around.results.union(results))
         for const in code.co_consts:
             if isinstance(const, types.CodeType):
-                inner = effects_of(const, variables)
-                self.changes = self.changes or inner.changes
-                self.writes = self.writes or inner.writes
-                self.by_name = self.by_name or inner.by_name
-                self.shows = self.shows or inner.shows
-                self.names |= inner.names
-                self.stored |= inner.stored
-                self.attributes |= inner.attributes
-                self.bound |= inner.bound
+                below = Effects(const, variables, around) if const.co_freevars else effects_of(const, variables)
+                self.changes = self.changes or below.changes
+                self.writes = self.writes or below.writes
+                self.by_name = self.by_name or below.by_name
+                self.shows = self.shows or below.shows
+                self.names |= below.names
+                self.stored |= below.stored
+                self.attributes |= below.attributes
+                self.bound |= below.bound
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield const
+            yield from _codes_in(const)
+
+
+# Instructions besides jumps that go on elsewhere, or at which another frame does.
+_BRANCHES = frozenset("FOR_ITER SEND YIELD_VALUE RETURN_VALUE RAISE_VARARGS".split())
 
 
 class _Step(NamedTuple):
-    """An instruction."""
+    """An instruction.
+
+    Attributes:
+        effect: How many more values are on the stack then.
+        jumps: Whether it may go on elsewhere.
+        target: Whether others go on there.
+    """
 
     opname: str
     argval: Any
     argrepr: str
+    effect: int
+    jumps: bool
+    target: bool
 
 
 def steps_of(code: types.CodeType) -> list[_Step]:
@@ -152,44 +206,23 @@ def steps_of(code: types.CodeType) -> list[_Step]:
         kind = step.opname.replace("_BORROW", "")
         if kind in ("STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_LOAD_FAST"):
             kinds = kind[:-5].split("_FAST_")
-            found += [_Step(f"{each}_FAST", name, name) for each, name in zip(kinds, step.argval)]
+            for each, name in zip(kinds, step.argval):
+                target = step.is_jump_target and each == kinds[0]
+                found.append(_Step(f"{each}_FAST", name, name, 1 if each == "LOAD" else -1, False, target))
         elif kind not in ("CACHE", "EXTENDED_ARG"):
+            effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+            stack = effect, "JUMP" in kind or kind in _BRANCHES, step.is_jump_target
             old = kind.startswith(("BINARY_", "INPLACE_")) and kind not in (
                 "BINARY_OP",
                 "BINARY_SUBSCR",
                 "BINARY_SLICE",
             )
             if old:  # before Python 3.11
-                found.append(_Step("BINARY_OP", None, "+=" if kind.startswith("INPLACE_") else "+"))
+                found.append(_Step("BINARY_OP", None, "+=" if kind.startswith("INPLACE_") else "+", *stack))
             else:
                 kind = "BINARY_SUBSCR" if kind == "BINARY_OP" and step.argrepr == "[]" else kind
-                found.append(_Step(kind, step.argval, step.argrepr))
+                found.append(_Step(kind, step.argval, step.argrepr, *stack))
     return found
-
-
-def only(steps: list, kinds: frozenset[str]) -> dict[str, int]:
-    """Variables that are bound to nothing but what instructions of some kinds make, and where they first are."""
-    found: dict[str, int] = {}
-    others: set[str] = set()
-    names = [step.opname for step in steps]
-    for place, step in enumerate(steps):
-        if _stores(step):
-            first = place
-            while names[first - 1] in _SHUFFLING:
-                first -= 1
-            count = 1 + names[first:place].count("STORE_FAST")  # `a, b = [], 0` puts all on the stack first
-            found.setdefault(step.argval, place)
-            if not kinds.issuperset(names[max(first - count, 0) : first]):
-                others.add(step.argval)
-    return {name: place for name, place in found.items() if name not in others}
-
-
-def loads(step: _Step | None, names: Set[str]) -> bool:
-    return step is not None and step.opname.startswith("LOAD_FAST") and step.argval in names
-
-
-def _stores(step: _Step | None) -> bool:
-    return step is not None and step.opname == "STORE_FAST"
 
 
 # What `functools.lru_cache` makes of a function.

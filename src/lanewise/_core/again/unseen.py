@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from lanewise._core.again.effects import CHANGING, MADE, effects_of, loads, only, steps_of
+from lanewise._core.again.effects import CHANGING, MADE, effects_of, steps_of
+from lanewise._core.again.fresh import loads, only
 from lanewise._core.again.libraries import is_library, of_library
 
 # Methods that make an object, which is for the running lanes to change.

@@ -25,6 +25,7 @@ from lanewise._rules.batch import (  # noqa: F401
     norm,
     pointwise,
     pooling,
+    quantized,
     random,
     reductions,
     rnn,
