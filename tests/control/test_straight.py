@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -324,6 +325,26 @@ def test_inside_of_other_transforms_and_modes(planes: Planes) -> None:
 def _recorded_sum(x: Tensor) -> Tensor:
     leaf = x.clone().requires_grad_()
     return torch.autograd.grad(_looped(chain, leaf).sum(), leaf)[0]
+
+
+def test_a_debugger_stops_in_the_function() -> None:
+    x = _numbers(4, 3)
+    lines = set()
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is pendulum.__code__:
+            lines.add(event)
+        return trace
+
+    for _ in range(CALLS):
+        vmap(pendulum)(x)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        vmap(pendulum)(x)
+    finally:
+        sys.settrace(before)
+    assert "line" in lines
 
 
 def test_infinite_derivatives_stay() -> None:

@@ -3,6 +3,7 @@
 The lanes of a `vmap` of a `vmap` are the pairs of both: what the one maps and the other does not is repeated.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -179,8 +180,8 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     NotImplemented where it may be known at another call. There are no sides for derivatives to leak from, so what torch
     records of plain tensors will do.
     """
-    if watched():
-        return NotImplemented
+    if watched() or sys.gettrace() is not None:
+        return NotImplemented  # a debugger is to stop in the function itself
     if mapping_of(func) is not None:
         size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
         _, spec = flatten((args, {}))
