@@ -21,21 +21,22 @@ _MOST = 10_000
 
 
 def run_straight(code: Any, func: Callable, args: tuple, in_dims: Sequence[int | None]) -> Any:
-    """The result of a `vmap` over dim 0 of arguments; None where it takes a plane."""
+    """The result of a `vmap` over dim 0 of arguments; NotImplemented where it takes a plane, None where it always will."""
     for arg, dim in zip(args, in_dims):
         if isinstance(arg, Tensor):
             if arg.dim() > 2 or arg.layout is not strided:
-                return None  # no number or vector of each lane
+                return NotImplemented  # no number or vector of each lane
         elif dim is not None:
-            return None
+            return NotImplemented
     calls = _calls.get(code, 0)
-    if calls < _FIRST:
-        if calls != _NEVER:
-            if len(_calls) >= _MOST:
-                _calls.clear()
-            _calls[code] = calls + 1
+    if calls == _NEVER:
         return None
+    if calls < _FIRST:
+        if len(_calls) >= _MOST:
+            _calls.clear()
+        _calls[code] = calls + 1
+        return NotImplemented
     out = runner.straight(func, args, in_dims)
     if out is None:
         _calls[code] = _NEVER
-    return None if out is NotImplemented else out
+    return out

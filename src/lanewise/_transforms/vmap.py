@@ -123,10 +123,11 @@ def vmap(
     code = code_of(func)
     reach: Any = NOT_LOOKED_AT
     looks = code not in with_wrappers
+    may_be_straight = lanes_first
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal reach, looks
+        nonlocal reach, looks, may_be_straight
         if is_compiling():
             options = {"chunk_size": chunk_size, "axis_size": axis_size}
             return traced("vmap", explaining(func), in_dims, out_dims, randomness, **options)(*args, **kwargs)
@@ -135,13 +136,15 @@ def vmap(
                 raise refuse_peer("vmap")
             size = _lane_count(args, _IN_FRONT if front else in_dims) if front or plain else -1
             each: Any = in_dims if plain else (0,) * len(args)
-            if size > 0 and not kwargs and (lanes_first or whole is not None):
-                out = None
-                if whole is not None:
-                    out = mapped_whole(whole, args, each, out_dims)
-                elif code not in parted:
-                    out = run_straight(code, func, args, each)
+            if whole is not None and size > 0 and not kwargs:
+                out = mapped_whole(whole, args, each, out_dims)
                 if out is not None:
+                    return out
+            elif may_be_straight and size > 0 and not kwargs and code not in parted:
+                out = run_straight(code, func, args, each)
+                if out is None:
+                    may_be_straight = False
+                elif out is not NotImplemented:
                     return out
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):
                 kind = class_of_level(code, args, randomness) if looks else BatchLevel
