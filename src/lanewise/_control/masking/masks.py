@@ -251,7 +251,8 @@ class Masks:
         if a.dtype is torch.bool:
             raise Declined
         if a.dtype.itemsize < 4:  # it is not to round each product
-            return torch.bmm(self._for_each(a).unsqueeze(1), self._for_each(b).unsqueeze(2)).squeeze(1)
+            row, column = self._for_each(a).unsqueeze(1), self._for_each(b).unsqueeze(2)
+            return torch.bmm(row, column).squeeze(1)
         return (a * b).sum(1, keepdim=True)
 
     def entry(self, value: Any, place: int) -> Tensor:
