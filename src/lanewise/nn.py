@@ -347,8 +347,11 @@ def _named_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, T
 
 def _with_tied_names(module: nn.Module, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """`values`, and for each name in it the names tied to it."""
+    named = list(_named_tensors(module))
+    if len({id(tensor) for _, tensor in named}) == len(named):
+        return values
     names_of: dict[int, list[str]] = {}
-    for name, tensor in _named_tensors(module):
+    for name, tensor in named:
         names_of.setdefault(id(tensor), []).append(name)
     result = dict(values)
     for names in names_of.values():
