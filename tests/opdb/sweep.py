@@ -9,8 +9,8 @@
     python -m tests.opdb.sweep --failures --traceback        only what is not right, with the tracebacks of failures
 
 Compositions: vmap, vmap_grad, grad_vmap, vmap_vmap, vmap_vmap_grad, vmap_jacrev, vmap_inplace, backward_vmap, jvp,
-vmap_jvp, jvp_vmap, jvp_grad, grad_jvp, grad_grad, jvp_jvp, vmap_jvp_grad, vmap_grad_grad, vmap_jvp_jvp.
-Each is called three times: what an earlier call has shown lets a later one run otherwise.
+vmap_jvp, jvp_vmap, jvp_grad, grad_jvp, grad_grad, jvp_jvp, vmap_jvp_grad, backward_vmap_grad, vmap_grad_grad,
+vmap_jvp_jvp. Mapped functions are called three times: what a call has shown lets a later one run otherwise.
 One line per op and composition:
 
     ok      add               vmap       42 checks, worst 0
