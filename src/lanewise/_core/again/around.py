@@ -2,8 +2,8 @@
 
 These it finds by itself (captured tensors, arguments without lanes), so each of its writes is asked for them, and the
 level that starts again puts them back. Its arguments with lanes are the business of its journal (journal.py), and of
-`_control.runs.written`: a `vmap` inside, run for all pairs of lanes, writes to rows of what belongs to the level around,
-where no operation of that level is seen. So that level is told once the `vmap` inside has ended, of all it has written.
+`_control.runs.written`: a `vmap` inside, run for all pairs of lanes, writes to rows of what is of the level around, of
+which no operation of that level tells. So that level is told once the `vmap` inside has ended, of all it has written.
 """
 
 from typing import Any
