@@ -1,5 +1,7 @@
 """Custom Functions whose formulas find values of lanes in closures and on objects, not among their arguments."""
 
+import threading
+
 import pytest
 import torch
 from torch.autograd.function import Function
@@ -197,3 +199,21 @@ def test_second_derivatives(f):
         torch.testing.assert_close(grad(lambda xs: grad(of_all)(xs).sum())(XS), want)
         torch.testing.assert_close(vmap(grad(lambda x: grad(f)(x).sum()))(XS), want)
         torch.testing.assert_close(grad(lambda xs: vmap(grad(f))(xs).sum())(XS), want)
+
+
+def test_passes_of_several_threads_come_to_the_same_lanes():
+    xs = XS.clone().requires_grad_()
+    total = vmap(applied_in_branches)(xs).sum()
+    found: list = [None] * 8
+
+    def differentiate(place):
+        (found[place],) = torch.autograd.grad(total, xs, retain_graph=True)
+
+    threads = [threading.Thread(target=differentiate, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    want = torch.stack([gradient(applied_in_branches, x) for x in XS])
+    for each in found:
+        torch.testing.assert_close(each, want)

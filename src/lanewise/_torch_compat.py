@@ -477,6 +477,7 @@ def cast_as_called() -> ForceDispatchKeyGuard:
     return ForceDispatchKeyGuard(tls_include_set(), tls_exclude_set() - keys_of_autocast())
 
 
+@functools.cache
 def operator_names(prefix: str) -> list[str]:
     """Names of all operators that begin with `prefix`. Without the listing: write out the families it is used for."""
     return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))

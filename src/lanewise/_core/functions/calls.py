@@ -21,7 +21,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.dual import DualLevel
 from lanewise._core.forms import form_of, give, take
 from lanewise._core.functions.arguments import Arguments
-from lanewise._core.functions.formulas import Formula, as_function
+from lanewise._core.functions.formulas import Formula, as_function, not_twice
 from lanewise._core.functions.kept import ABSENT, PerLane, Slot, attributes_of_lanes, look_up, place_of, refer
 from lanewise._core.functions.lane_values import (
     at_lane,
@@ -297,7 +297,7 @@ class UserCall(Call):
         boxed = getattr(self.cls, "boxed_grads_call", False)
         result = formula(ctx, list(grads)) if boxed else formula(ctx, *grads)
         if is_once_differentiable(self.cls):
-            result = _not_twice(result, [*grads, *kept])
+            result = not_twice(result, [*grads, *kept])
         result = check_count(f"{self.cls.__name__}Backward", result, len(own))
         return (*result, *[None] * (len(needs) - len(own)))
 
@@ -378,7 +378,7 @@ class LaneCall(Call):
         return self._on_lanes(run, kept, grads, self.outs)
 
     def _on_lanes(self, run: Callable[..., tuple], kept: list, given: tuple, forms: list[str]) -> tuple:
-        """`run(level, kept, given)` on the level anew; again with lanes in front, where it needs that."""
+        """`run(level, kept, given)` on the level anew."""
 
         def enter(level: BatchLevel) -> list[list]:
             pairs = (zip(kept, self.forms, strict=True), zip(given, forms, strict=True))
@@ -388,7 +388,13 @@ class LaneCall(Call):
             with reseated(self.level, self.running) as level:
                 out = run(level, *enter(level))
             return without_tangents(out, (*kept, *given))
-        level = reopened(self.level, self.place, self.running) or self.lanes()
+        with reopened(self.level, self.place, self.running) as level:
+            return self._on_level(level or self.lanes(), run, enter)
+
+    def _on_level(
+        self, level: BatchLevel, run: Callable[..., tuple], enter: Callable[[BatchLevel], list[list]]
+    ) -> tuple:
+        """`run(level, *enter(level))`; again with lanes in front, where it needs that."""
         level.restartable = True
         try:
             with level:
@@ -436,25 +442,6 @@ class LaneCall(Call):
         level = BatchLevel(*self.place)
         level.journal, level.arguments = Journal([]), arguments_of(self.level)
         return level
-
-
-class _NotTwice(Function):
-    """Aliases of gradients that cannot be differentiated again, which say so."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Any) -> tuple:
-        return tuple([None if t is None else t.view_as(t) for t in tensors[:count]])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise TransformError("trying to differentiate twice a function that was marked with @once_differentiable")
-
-
-def _not_twice(result: Any, operands: list) -> Any:
-    if not is_grad_enabled() or not any(isinstance(x, Tensor) and tracked(x) for x in operands):
-        return result
-    grads = result if isinstance(result, tuple) else (result,)
-    return _NotTwice.apply(len(grads), *grads, *operands)
 
 
 def highest_level(args: tuple) -> Any:

@@ -9,9 +9,10 @@ from torch.autograd.function import Function
 
 from lanewise._core.level import pin_grad_mode
 from lanewise._core.native import ordinary, recording_again
-from lanewise._core.plane import Plane, recorded
+from lanewise._core.plane import Plane, recorded, tracked
 from lanewise._core.recording.graphs import note_leaf
 from lanewise._torch_compat import AUTOGRAD_KEY, is_grad_enabled, tls_is_excluded
+from lanewise.errors import TransformError
 
 
 def as_function(formula: Callable[[list, tuple], tuple], kept: list, given: tuple) -> tuple:
@@ -77,3 +78,23 @@ def _alias(highest: Any, value: Tensor | None) -> Tensor | None:
         return alias
     note_leaf(alias.requires_grad_())
     return alias
+
+
+class _NotTwice(Function):
+    """Aliases of gradients that cannot be differentiated again, which say so."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Any) -> tuple:
+        return tuple([None if t is None else t.view_as(t) for t in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise TransformError("trying to differentiate twice a function that was marked with @once_differentiable")
+
+
+def not_twice(result: Any, operands: list) -> Any:
+    """What a formula gives, which is not to be differentiated again."""
+    if not is_grad_enabled() or not any(isinstance(x, Tensor) and tracked(x) for x in operands):
+        return result
+    grads = result if isinstance(result, tuple) else (result,)
+    return _NotTwice.apply(len(grads), *grads, *operands)

@@ -5,6 +5,9 @@ of lanes elsewhere than among its operands, in a closure or on an object, and th
 function ran on: so that level is the one on which the formula runs, too.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lanewise._core.again.journal import Journal
@@ -17,6 +20,8 @@ from lanewise._core.parting.lanes import Lanes
 from lanewise._core.plane import Plane
 from lanewise._torch_compat import FACTORY_KEY, OUTSIDE_KEY, current_graph_task_id, include_key, tls_is_included
 
+# One thread at a time: passes of several may come to one level.
+_reopening, _PATIENCE = threading.RLock(), 10.0
 _SEAT = ("order", "include", "exclude", "grad_mode", "begun", "pinned", "parent", "modes", "task")
 
 
@@ -25,22 +30,30 @@ def is_open(level: BatchLevel) -> bool:
     return level.alive and level in standing.levels
 
 
-def reopened(level: BatchLevel, place: tuple, running: Lanes) -> BatchLevel | None:
-    """A level that has ended, to be entered above the current plane; None if another thread has done so.
+@contextmanager
+def reopened(level: BatchLevel, place: tuple, running: Lanes) -> Iterator[BatchLevel | None]:
+    """A level that has ended, to be entered above the current plane; None if another thread keeps it for long.
 
     Args:
         level: The level.
         place: What `BatchLevel` is made of: its size, its randomness, and where its lanes are among all.
         running: Its lanes that ran when the Function was applied.
     """
-    if level.alive:
-        return None
-    given = arguments_of(level)
-    vars(level).clear()  # what was to be done at its end, and what was known of its function
-    _seat(level, running)
-    level.size, level.randomness, level.total, level.start = place
-    level.journal, level.arguments = Journal([]), given
-    return level
+    if not _reopening.acquire(timeout=_PATIENCE):
+        yield None  # it waits for this thread, perhaps
+        return
+    try:
+        if level.alive:
+            yield None
+            return
+        given = arguments_of(level)
+        vars(level).clear()  # what was to be done at its end, and what was known of its function
+        _seat(level, running)
+        level.size, level.randomness, level.total, level.start = place
+        level.journal, level.arguments = Journal([]), given
+        yield level
+    finally:
+        _reopening.release()
 
 
 class reseated:
