@@ -242,6 +242,147 @@ def test_random_ones_need_a_choice_each_time() -> None:
             vmap(_draws)(_numbers(4, 3))
 
 
+# --- names for the same memory ---------------------------------------------------------------------------------------
+
+
+def _itself(v: Tensor) -> Tensor:
+    return v
+
+
+def _entry_kept(x: Tensor) -> Tensor:
+    y = x * 2
+    first = y[0]
+    y += 1
+    return first + y.sum()
+
+
+def _part_kept(x: Tensor) -> Tensor:
+    y = x * 2
+    rest = y[1:]
+    y += 1
+    return rest
+
+
+def _entries_kept(x: Tensor) -> Tensor:
+    y = x * 2
+    first, last = y[0], y[-1]
+    y += 1
+    return first * last
+
+
+def _entry_of_choice(x: Tensor) -> Tensor:
+    y = x * 2
+    first = y[0] if _rate else y[1]
+    y += 1
+    return first
+
+
+def _given_by_name(x: Tensor) -> Tensor:
+    y = x * 2
+    z = _itself(v=y)
+    y += 1
+    return z + y
+
+
+def _entry_given(x: Tensor) -> Tensor:
+    y = x * 2
+    z = _itself(y[0])
+    y += 1
+    return z
+
+
+def _writes_to_entries(x: Tensor) -> Tensor:
+    y = x * 1
+    for v in y:
+        v += 1
+    return y
+
+
+def _writes_to_entries_of_argument(x: Tensor) -> Tensor:
+    for v in x:
+        v += 1
+    return x * 2
+
+
+def _writes_to_counted_entries(x: Tensor) -> Tensor:
+    y = x * 1
+    for i, v in enumerate(y):
+        v *= i + 1
+    return y
+
+
+def _writes_while_it_goes(x: Tensor) -> Tensor:
+    y = x * 1
+    total = x[0] * 0
+    for v in y:
+        y += 1
+        total = total + v
+    return total
+
+
+def _writes_by_keyword(x: Tensor) -> Tensor:
+    z = torch.clamp(x + 1, max=5.0, out=x)
+    return z + x[:1].sum()
+
+
+SHARED = [_entry_kept, _part_kept, _entries_kept, _entry_of_choice, _given_by_name, _entry_given, _writes_to_entries]
+SHARED += [_writes_to_entries_of_argument, _writes_to_counted_entries, _writes_while_it_goes, _writes_by_keyword]
+
+
+@pytest.mark.parametrize("f", SHARED)
+@pytest.mark.parametrize("parts", [False, True])
+def test_writes_are_seen_by_other_names(f: Callable, parts: bool) -> None:
+    def chosen(x: Tensor) -> Tensor:
+        return f(x) if x.sum() > 0 else f(x) * 2
+
+    for _ in range(CALLS):
+        x, other = _numbers(4, 3), _numbers(4, 3)
+        _same(vmap(chosen if parts else f)(x), _looped(chosen if parts else f, other))
+        _same(x, other)
+
+
+def _reads_what_it_writes(x: Tensor) -> Tensor:
+    y = x * 2
+    y += y[0]
+    return y
+
+
+def test_writes_to_what_is_read_raise_each_time() -> None:
+    for _ in range(CALLS):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            vmap(_reads_what_it_writes)(_numbers(4, 3))
+
+
+class Other:
+    """A namespace with functions of the names of torch's."""
+
+    sum = staticmethod(lambda x: x[0])
+    mean = staticmethod(lambda x: x[1])
+    dot = staticmethod(lambda x, y: x.sum() * y)
+    stack = cat = staticmethod(lambda xs: xs[0])
+    zeros = tensor = staticmethod(lambda _: 5.0)
+
+
+def _of_namespace(torch: Any) -> list[Callable]:
+    return [
+        lambda x: torch.sum(x),
+        lambda x: torch.mean(x),
+        lambda x: torch.dot(x, x),
+        lambda x: torch.stack([x[0], x[1]]),
+        lambda x: torch.cat([x, x]),
+        lambda x: x.sum() + torch.zeros(()),
+        lambda x: x.sum() + torch.tensor(2.0),
+    ]
+
+
+def test_other_things_named_torch() -> None:
+    x = _numbers(4, 3)
+    for other, own in zip(_of_namespace(Other), _of_namespace(torch)):
+        for _ in range(CALLS):
+            _same(vmap(own)(x), _looped(own, x))
+            _same(vmap(other)(x), _looped(other, x))
+
+
 # --- what they read, and who looks on --------------------------------------------------------------------------------
 
 _rate = 2.0

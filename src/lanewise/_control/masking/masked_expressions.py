@@ -14,6 +14,7 @@ _NEW = frozenset("zeros_like ones_like full_like".split())
 # Methods that make a number of a vector, and what they are along a dim.
 _REDUCED = {"sum": "sum", "mean": "mean", "norm": "norm", "max": "amax", "min": "amin", "all": "all", "any": "any"}
 _CONSTANTS = frozenset("zeros ones tensor".split())
+_BOUNDS = frozenset(["min", "max"])
 _NUMBERS = frozenset("pi inf nan e tau".split())
 # Operations that are not defined for all numbers, and such that take long for what is no number.
 _NARROW = frozenset("acos acosh asin atanh log log10 log1p log2 pow rsqrt sqrt lgamma fmod remainder".split())
@@ -149,7 +150,8 @@ class MaskedExpressions:
         name = func.attr
         if name in _REDUCED and not node.args and not node.keywords:
             return of_masks("reduced", ast.Constant(_REDUCED[name]), self.value(func.value))
-        of_torch = _is_torch(func.value)
+        of_torch = _is_torch(func.value) and "torch" not in self.local
+        self.free.update(["torch"] if of_torch else [])
         if of_torch and not node.keywords and (found := self.of_vectors(name, node.args)) is not None:
             return found
         if of_torch and name in _CONSTANTS and len(node.args) == 1 and not node.keywords:
@@ -160,7 +162,7 @@ class MaskedExpressions:
             known = True
         else:
             known = name in ELEMENTWISE and (name != "where" or len(node.args) > 1)
-            known = known and (not node.keywords or (name == "clamp" and all(each.arg for each in node.keywords)))
+            known = known and {each.arg for each in node.keywords} <= (_BOUNDS if name == "clamp" else set())
         if not known:
             raise Unsupported(f"a call of `{name}`")
         self.calls |= {kind for kind in (_NARROW, _SLOW) if name in kind}

@@ -190,6 +190,8 @@ class _Writer(MaskedExpressions):
         """`x += y`, which changes nothing but the variable."""
         if not isinstance(node.target, ast.Name) or node.target.id not in self.owned:
             raise Unsupported("a write to what may have another name")
+        if isinstance(node.value, ast.Subscript) and node.target.id in _shared(node.value):
+            raise Unsupported("a write to what is read")
         old = ast.Name(node.target.id, ast.Load())
         value = self.value(ast.BinOp(old, node.op, node.value))
         return self.bind(old.id, of_masks("updated", load_name(old.id), value), path)
@@ -333,22 +335,38 @@ class _Writer(MaskedExpressions):
 
 
 def _owned(body: list[ast.stmt], arguments: tuple[str, ...]) -> set[str]:
-    """Names whose values are made for them, and given to no other name."""
+    """Names whose values are made for them, and share memory with those of no other name."""
     owned: set[str] = set(stores(body)) - set(arguments)
     for node in ast.walk(ast.Module(body, [])):
-        given: list[ast.expr] = []
         if isinstance(node, ast.Assign):
-            given = [node.value, *(node.value.elts if isinstance(node.value, ast.Tuple) else [])]
             made = isinstance(node.value, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant)) or (
                 isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
             )
-            owned -= set() if made else set(stores(node.targets))
-        elif isinstance(node, ast.IfExp):
-            given = [node.body, node.orelse]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            given = node.args
-        owned -= {each.id for each in given if isinstance(each, ast.Name)}
+            owned.difference_update(() if made else stores(node.targets), _shared(node.value))
+        elif isinstance(node, ast.For) and not _is_range(node.iter):
+            owned.difference_update(stores([node.target]), _shared(node.iter))
     return owned
+
+
+def _shared(node: ast.expr) -> Iterable[str]:
+    """The names with whose values that of an expression may share memory."""
+    parts: list[ast.expr] = []
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Subscript):
+        parts = [node.value]
+    elif isinstance(node, ast.IfExp):
+        parts = [node.body, node.orelse]
+    elif isinstance(node, ast.Tuple):
+        parts = node.elts
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        parts = [*node.args, *[each.value for each in node.keywords]]
+    for part in parts:
+        yield from _shared(part)
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
 
 
 def _choice(condition: str, yes: ast.expr, no: ast.expr) -> ast.expr:
