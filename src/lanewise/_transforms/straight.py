@@ -21,7 +21,10 @@ _MOST = 10_000
 
 
 def run_straight(code: Any, func: Callable, args: tuple, in_dims: Sequence[int | None]) -> Any:
-    """The result of a `vmap` over dim 0 of arguments; NotImplemented where it takes a plane, None where it always will."""
+    """The result of a `vmap` over dim 0 of arguments.
+
+    NotImplemented where this call takes a plane, None where all calls do.
+    """
     for arg, dim in zip(args, in_dims):
         if isinstance(arg, Tensor):
             if arg.dim() > 2 or arg.layout is not strided:
