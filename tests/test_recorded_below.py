@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanewise import grad, grad_and_value, value_and_grad, vmap
+from lanewise import grad, grad_and_value, jacrev, value_and_grad, vjp, vmap
 from lanewise._core.batch import BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.plane import recorded
@@ -115,6 +115,16 @@ def test_zeros_without_memory_become_zeros() -> None:
         got = mapped(X)
         assert type(got) is Tensor
         same(got, by_loop(f, X))
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev, lambda f: lambda x: vjp(f, x)[1](W.new_ones(()))[0]])
+def test_gradients_outside_a_vmap_have_memory(transform: Callable) -> None:
+    def f(x: Tensor) -> Tensor:
+        return (grad(lambda x: x.abs().sum())(x) * W[0]).sum()
+
+    got = transform(f)(X[0])
+    assert not got._is_zerotensor()
+    same(got.add_(1), torch.ones(3, dtype=X.dtype))  # torch writes to no tensor without memory
 
 
 def test_several_arguments_and_structures() -> None:

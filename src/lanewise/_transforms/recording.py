@@ -11,7 +11,7 @@ from lanewise._core.level import current_level, note_autograd, pin_grad_mode, st
 from lanewise._core.parting.lane_level import completed
 from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import check_derivatives
-from lanewise._core.plane import Plane, recorded, without_history
+from lanewise._core.plane import Plane, recorded, with_memory, without_history
 from lanewise._core.plane import tracked as tracked_on_any
 from lanewise._core.recording.graphs import needs_graph, note_leaf
 from lanewise._core.recording.passes import run_backward
@@ -159,7 +159,7 @@ def pull_back(
         grads = [g if g is None or not recorded(g) else without_history(g) for g in grads]
     if machine.boundaries:
         check_derivatives(grads)
-    return [torch.zeros_like(x) if g is None else completed(g) for g, x in zip(grads, inputs, strict=True)]
+    return [torch.zeros_like(x) if g is None else with_memory(completed(g)) for g, x in zip(grads, inputs, strict=True)]
 
 
 def differentiated_outside(outputs: Sequence[Tensor]) -> bool:
