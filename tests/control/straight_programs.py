@@ -10,6 +10,7 @@ import torch
 _PRELUDE = """
 import math
 import torch
+import torch.nn.functional as F
 from torch import cos, tanh
 
 SCALE = 0.75
@@ -55,6 +56,9 @@ class Writer:
             f"{v()}[{self.pick(0, 1, 2, -1)}]",
             f"{v()}.sum()",
             f"torch.mean({v()})",
+            f"{v()}.mean(dim=-1)",
+            f"torch.sum({v()}, {self.pick('0', 'dim=0')})",
+            f"torch.linalg.norm({v()})",
             f"({v()} @ {v()})",
             f"torch.dot({v()}, {v()})",
             f"squashed({n()})",
@@ -74,6 +78,7 @@ class Writer:
             f"({self.pick(n(), self.constant())} * {v()})",
             f"torch.{self.pick('sin', 'tanh', 'square', 'sigmoid')}({v()})",
             f"{v()}.{self.pick('cos', 'abs', 'atan')}()",
+            f"F.{self.pick('softplus', 'silu', 'relu', 'elu')}({v()})",
             f"torch.stack([{n()}, {n()}, {n()}])",
             f"torch.cat(({v()}[1:], {v()}[:2]))[:3]",
             f"turned({v()})",

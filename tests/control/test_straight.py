@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -153,6 +154,7 @@ STRAIGHT: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "vectors of numbers": (curve, (4,)),
     "unpacked": (energy, (4, 2)),
     "a lambda": (lambda x: x[1:] * x[:-1] + x[0], (4, 3)),
+    "activations and norms": (lambda x: F.softplus(x).sum(dim=-1) * torch.linalg.norm(F.silu(x)), (4, 3)),
     "a module": (Scaled(), (4, 3)),
     "a method": (Named(0.5).apply, (4, 3)),
     "a gradient": (grad(energy), (4, 2)),

@@ -27,7 +27,7 @@ STRICTEST = 2
 _BRANCHES = 12
 
 _GIVEN: dict[str, Any] = {name: getattr(builtins, name) for name in ("abs", "enumerate", "len", "range")}
-_GIVEN |= {"torch": torch, "math": math}
+_GIVEN |= {"torch": torch, "math": math, "F": torch.nn.functional}
 _NUMBERS = frozenset([bool, int, float])
 _FREE = _NUMBERS | {types.FunctionType}
 _NO_NAME = object()

@@ -13,6 +13,12 @@ MASKS = "_lw_m"
 _NEW = frozenset("zeros_like ones_like full_like".split())
 # Methods that make a number of a vector, and what they are along a dim.
 _REDUCED = {"sum": "sum", "mean": "mean", "norm": "norm", "max": "amax", "min": "amin", "all": "all", "any": "any"}
+# Those that are called alike along a dim, and give a number alone.
+_ALONG = frozenset(["sum", "mean"])
+# Elementwise functions of torch.nn.functional.
+_ACTIVATIONS = frozenset(
+    "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu silu softplus softsign".split()
+)
 _CONSTANTS = frozenset("zeros ones tensor".split())
 _BOUNDS = frozenset(["min", "max"])
 _NUMBERS = frozenset("pi inf nan e tau".split())
@@ -148,12 +154,17 @@ class MaskedExpressions:
         if not isinstance(func, ast.Attribute):
             raise Unsupported("a call of a function that is not known")
         name = func.attr
-        if name in _REDUCED and not node.args and not node.keywords:
-            return of_masks("reduced", ast.Constant(_REDUCED[name]), self.value(func.value))
         of_torch = _is_torch(func.value) and "torch" not in self.local
         self.free.update(["torch"] if of_torch else [])
-        if of_torch and not node.keywords and (found := self.of_vectors(name, node.args)) is not None:
+        if name in _REDUCED and not of_torch and _takes_all(name, node.args, node.keywords):
+            return of_masks("reduced", ast.Constant(_REDUCED[name]), self.value(func.value))
+        if of_torch and (found := self.of_vectors(name, node)) is not None:
             return found
+        if _is_linalg(func.value) and name in ("norm", "vector_norm") and len(node.args) == 1 and not node.keywords:
+            self.value(func.value.value)  # type: ignore[attr-defined]
+            return of_masks("reduced", ast.Constant("norm"), self.value(node.args[0]))
+        if name in _ACTIVATIONS and _is_functional(func.value) and len(node.args) == 1 and not node.keywords:
+            return ast.Call(ast.Attribute(self.value(func.value), name, ast.Load()), [self.value(node.args[0])], [])
         if of_torch and name in _CONSTANTS and len(node.args) == 1 and not node.keywords:
             return of_masks("constant", self.constant(name, node.args[0]))
         if name == "dot" and not of_torch and len(node.args) == 1 and not node.keywords:
@@ -175,10 +186,13 @@ class MaskedExpressions:
         self.narrow -= name in _NARROW
         return out
 
-    def of_vectors(self, name: str, args: list[ast.expr]) -> ast.expr | None:
+    def of_vectors(self, name: str, node: ast.Call) -> ast.expr | None:
         """A function of torch that makes a number of vectors, or a vector; None for another one."""
-        if name in ("sum", "mean") and len(args) == 1:
+        args = node.args
+        if name in _ALONG and args and _takes_all(name, args[1:], node.keywords):
             return of_masks("reduced", ast.Constant(name), self.value(args[0]))
+        if node.keywords:
+            return None
         if name == "dot" and len(args) == 2:
             return of_masks("dot", *map(self.value, args))
         if name in ("stack", "cat") and len(args) == 1 and isinstance(args[0], (ast.List, ast.Tuple)):
@@ -221,6 +235,22 @@ class MaskedExpressions:
                 kind = ast.Constant(1 if self.narrow else 2)
                 out = of_masks("only", load_name(condition), ast.Constant(holds), out, kind)
         return out
+
+
+def _takes_all(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> bool:
+    """Whether a reduction with these arguments takes all entries of a vector, which has one dim."""
+    dims = [*args, *[each.value for each in keywords if each.arg == "dim"]]
+    if len(dims) != len(args) + len(keywords) or len(dims) > (name in _ALONG):
+        return False
+    return all(ast.unparse(dim) in ("0", "-1") for dim in dims)
+
+
+def _is_linalg(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "linalg" and _is_torch(node.value)
+
+
+def _is_functional(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "F"
 
 
 def _is_torch(node: ast.expr) -> bool:
