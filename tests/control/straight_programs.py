@@ -15,6 +15,7 @@ from torch import cos, tanh
 
 SCALE = 0.75
 WEIGHTS = torch.tensor([0.5, -1.25, 2.0], dtype=DTYPE)
+MATRIX = torch.tensor([[0.5, -1.0, 0.25], [1.0, 0.75, -0.5], [-0.25, 0.5, 1.0]], dtype=DTYPE)
 FACTOR = torch.tensor(1.5, dtype=DTYPE)
 
 def squashed(v, rate=0.5):
@@ -78,6 +79,10 @@ class Writer:
             f"({self.pick(n(), self.constant())} * {v()})",
             f"torch.{self.pick('sin', 'tanh', 'square', 'sigmoid')}({v()})",
             f"{v()}.{self.pick('cos', 'abs', 'atan')}()",
+            f"(MATRIX @ {v()})",
+            f"({v()} @ MATRIX.T)",
+            f"torch.matmul(MATRIX, {v()})",
+            f"F.linear({v()}, MATRIX, {self.pick('WEIGHTS', v())})",
             f"F.{self.pick('softplus', 'silu', 'relu', 'elu')}({v()})",
             f"torch.stack([{n()}, {n()}, {n()}])",
             f"torch.cat(({v()}[1:], {v()}[:2]))[:3]",

@@ -130,6 +130,10 @@ def energy(y: Tensor) -> Tensor:
     return speed * speed / 2 - torch.cos(angle)
 
 
+def layers(w: Tensor, b: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(v @ torch.tanh(w @ x + b))
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -175,6 +179,43 @@ def test_no_plane_opens_from_the_third_call_on(name: str, planes: Planes) -> Non
     for _ in range(CALLS):
         _same(vmap(f)(x), first)
     assert planes.of(lambda: vmap(f)(x)) == 0
+
+
+def test_matrices_that_lanes_share(planes: Planes) -> None:
+    w, b, v, x = _numbers(5, 3), _numbers(5), _numbers(5, seed=1), _numbers(4, 3)
+    want = torch.stack([layers(w, b, v, row) for row in x])
+    for _ in range(CALLS):
+        _same(vmap(layers, (None, None, None, 0))(w, b, v, x), want)
+    assert planes.of(lambda: vmap(layers, (None, None, None, 0))(w, b, v, x)) == 0
+    slopes = vmap(grad(layers, argnums=3), (None, None, None, 0))
+    rows = [torch.autograd.functional.jacobian(lambda row: layers(w, b, v, row), row) for row in x]
+    for _ in range(CALLS):
+        _same(slopes(w, b, v, x), torch.stack(rows))  # type: ignore[arg-type]
+    assert planes.of(lambda: slopes(w, b, v, x)) == 0
+    own = [torch.autograd.functional.jacobian(lambda w, row=row: layers(w, b, v, row), w) for row in x]
+    leaf = w.clone().requires_grad_()
+    for _ in range(CALLS):
+        _same(vmap(grad(layers), (None, None, None, 0))(w, b, v, x), torch.stack(own))  # type: ignore[arg-type]
+        (found,) = torch.autograd.grad(vmap(layers, (None, None, None, 0))(leaf, b, v, x).sum(), leaf)
+        _same(found, sum(own))
+
+
+def _multiplies_matrices(x: Tensor) -> Tensor:
+    return (SQUARE * x).sum(0) @ x
+
+
+def _rows_of_a_matrix(x: Tensor) -> Tensor:
+    return SQUARE[0] * x
+
+
+SQUARE = torch.arange(9.0, dtype=D).view(3, 3)
+
+
+@pytest.mark.parametrize("f", [_multiplies_matrices, _rows_of_a_matrix])
+def test_what_else_is_done_with_matrices_is_as_ever(f: Callable) -> None:
+    x = _numbers(3, 3)
+    for _ in range(CALLS):
+        _same(vmap(f)(x), _looped(f, x))
 
 
 def test_pairs_of_lanes_open_no_plane(planes: Planes) -> None:

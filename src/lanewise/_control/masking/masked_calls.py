@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lanewise._control.masking.masks import ELEMENTWISE_FUNCTIONS, FEW, Failing, Lasting, Masks, Narrow, Numbers
+from lanewise._control.masking.masks import ELEMENTWISE_FUNCTIONS, FEW, Failing, Lasting, Masks, Numbers
 from lanewise._control.masking.predication import Predicated, predicated
+from lanewise._control.masking.vectors import Matrix, Narrow
 from lanewise._control.rewriting.compiling import definition
 from lanewise._control.rewriting.source import Unsupported, compile_definition
 from lanewise._core.short.hot import inert
@@ -48,9 +49,22 @@ class Form:
         strict: Up to which kind of operands its derivatives need that sides are cut off (`Masks.only`).
         missed: How many gradients were not finite even so.
         vectors: Whether it, or a function that it calls, makes vectors of numbers.
+        products: Whether it, or one of those, may multiply matrices by vectors.
     """
 
-    __slots__ = ("code", "count", "free", "attributes", "truths", "below", "defined", "strict", "missed", "vectors")
+    __slots__ = (
+        "code",
+        "count",
+        "free",
+        "attributes",
+        "truths",
+        "below",
+        "defined",
+        "strict",
+        "missed",
+        "vectors",
+        "products",
+    )
 
     def __init__(self, code: types.CodeType, found: Predicated) -> None:
         self.code = code
@@ -62,6 +76,7 @@ class Form:
         self.defined = self.strict = int(found.defined)
         self.missed = 0
         self.vectors = found.vectors
+        self.products = found.products
 
     def around(self, func: types.FunctionType, owner: Any) -> tuple[dict, dict] | None:
         """The numbers and tensors that the code reads from around a function, and from the one whose method it is.
@@ -187,15 +202,16 @@ class Run:
         self.wide = self.wide or any(
             isinstance(each, Tensor) and each.dim() for each in (*free.values(), *kept.values())
         )
-        if not all(_plain(arg, own, self.dtype) for arg, own in zip(args, self.own)):
-            return False
+        for arg, own in zip(args, self.own):
+            if not (_plain(arg, own, self.dtype) or (not own and self.form.products and _is_matrix(arg, self.dtype))):
+                return False
         if self.wide:
             # A vector would not be promoted by a number, such as the sum of one of int32, which is int64.
             if any(isinstance(arg, Tensor) and arg.dtype is not self.dtype for arg in args):
                 return False
             if not self.dtype.is_floating_point and self.dtype is not torch.int64:
                 return False
-        kept = self._given(kept)
+        kept = self._given(self.form, kept)
         function = self._function(self.form, func, free)
         if function is None or kept is None:
             return False
@@ -209,15 +225,17 @@ class Run:
         """A function with masks, None where it may not be what it is in lanes."""
         if self.wide and form.truths and self.dtype not in (torch.get_default_dtype(), torch.int64):
             return None  # a truth times 1.0 is of the default dtype: a vector and a number may differ, then
-        given = self._given(tensors)
+        given = self._given(form, tensors)
         return None if given is None else form.function(func, given)
 
-    def _given(self, values: dict[str, Any]) -> dict[str, Any] | None:
-        """Values that all lanes share, as these have them. They may be tensors of the dtype of the arguments."""
+    def _given(self, form: Form, values: dict[str, Any]) -> dict[str, Any] | None:
+        """Values that all lanes share, as a function has them. They may be tensors of the dtype of the arguments."""
         found = {}
         for name, value in values.items():
             if isinstance(value, Tensor):
-                if not _plain(value, False, self.dtype) or not inert(value) or (value.dim() and not self.wide):
+                if not (_plain(value, False, self.dtype) or (form.products and _is_matrix(value, self.dtype))):
+                    return None
+                if not inert(value) or (value.dim() and not self.wide):
                     return None
                 value = _with_rows(value, False, self.size, self.wide)
             found[name] = value
@@ -332,9 +350,22 @@ def _with_rows(arg: Any, own: bool, size: int, wide: bool) -> Any:
         return arg
     if not arg.dim():
         return arg.expand(size, 1) if wide else arg.expand(size)
-    if not wide or arg.dim() == 2:
-        return arg
-    return arg[:, None] if own else arg[None]
+    if not own:
+        return Matrix(arg) if arg.dim() == 2 else arg[None]
+    return arg if not wide or arg.dim() == 2 else arg[:, None]
+
+
+def _is_matrix(arg: Any, dtype: torch.dtype) -> bool:
+    """Whether an argument that all lanes share is a matrix that makes vectors of vectors."""
+    return (
+        type(arg) is Tensor
+        and arg.layout is torch.strided
+        and arg.dim() == 2
+        and min(arg.shape) > 1
+        and arg.dtype is dtype
+        and dtype.is_floating_point
+        and not (arg.is_neg() or arg.is_inference())
+    )
 
 
 def _plain(arg: Any, own: bool, dtype: torch.dtype) -> bool:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._control.masking.masked_calls import Form, Run
-from lanewise._control.masking.masks import Declined, is_recorded
+from lanewise._control.masking.masks import is_recorded
+from lanewise._control.masking.vectors import Declined
 from lanewise._core.functions.formulas import pulled
 from lanewise._core.recording.passes import run_backward
 from lanewise._core.short.hot import inert
@@ -64,6 +65,8 @@ def differentiated(run: Run, transforms: list[Derivative], args: tuple, position
     for place in chosen:
         if not run.own[place]:
             arg = args[place]
+            if arg.dim() > 1:
+                return None
             args = (*args[:place], arg.expand(run.size, *arg.shape).contiguous(), *args[place + 1 :])
             run.own[place] = True
     while records(run.form):

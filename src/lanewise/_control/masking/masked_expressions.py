@@ -40,6 +40,7 @@ class MaskedExpressions:
         first, attributes: The name of its first argument, None if that changes, and what it reads of it.
         branches: The number of branches so far.
         vectors: Whether it makes vectors of numbers.
+        products: Whether it, or a function that it calls, may multiply matrices by vectors.
         calls: Which of `_NARROW` and `_SLOW` it calls functions of.
         narrow: Number of operations around the expression at hand that are not defined for all numbers.
         made: Where the lanes of a value counted, by its name: those of the path that it was bound on.
@@ -57,6 +58,7 @@ class MaskedExpressions:
         self.attributes: set[str] = set()
         self.branches = 0
         self.vectors = False
+        self.products = False
         self.calls: set[frozenset[str]] = set()
         self.narrow = 0
         self.made: dict[str, Path] = {}
@@ -103,7 +105,7 @@ class MaskedExpressions:
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], COMPARISONS):
             return ast.Compare(self.value(node.left), node.ops, [self.value(node.comparators[0])])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            return of_masks("dot", self.value(node.left), self.value(node.right))
+            return self.product(node.left, node.right)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             bounds = [
                 ast.Constant(None) if each is None else self.value(each)
@@ -122,6 +124,8 @@ class MaskedExpressions:
                 return ast.Attribute(self.load(node.value), node.attr, ast.Load())
         if isinstance(node, ast.Attribute) and _is_torch(node.value) and node.attr in FUNCTIONS:
             return ast.Attribute(self.value(node.value), node.attr, ast.Load())  # for a function that calls it
+        if isinstance(node, ast.Attribute) and node.attr == "T" and not _is_name(node.value, self.first):
+            return of_masks("turned", self.value(node.value))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.first:
             self.attributes.add(node.attr)
             return ast.Attribute(load_name(node.value.id), node.attr, ast.Load())
@@ -149,6 +153,7 @@ class MaskedExpressions:
                 return ast.Call(self.load(func), given, [])
             if func.id == "len":
                 return of_masks("length", self.load(func), *given)
+            self.products = True
             names = ast.Constant(tuple([each.arg for each in node.keywords]))  # type: ignore[arg-type]
             return of_masks("call", self.load(func), names, self.here(self.path), *given)
         if not isinstance(func, ast.Attribute):
@@ -163,6 +168,11 @@ class MaskedExpressions:
         if _is_linalg(func.value) and name in ("norm", "vector_norm") and len(node.args) == 1 and not node.keywords:
             self.value(func.value.value)  # type: ignore[attr-defined]
             return of_masks("reduced", ast.Constant("norm"), self.value(node.args[0]))
+        if name == "linear" and _is_functional(func.value) and 1 < len(node.args) < 4 and not node.keywords:
+            self.load(func.value)  # type: ignore[arg-type]
+            self.products = True
+            given = [self.value(arg) for arg in node.args]
+            return of_masks("linear", *given, *[ast.Constant(None)] * (3 - len(given)))
         if name in _ACTIVATIONS and _is_functional(func.value) and len(node.args) == 1 and not node.keywords:
             return ast.Call(ast.Attribute(self.value(func.value), name, ast.Load()), [self.value(node.args[0])], [])
         if of_torch and name in _CONSTANTS and len(node.args) == 1 and not node.keywords:
@@ -186,6 +196,10 @@ class MaskedExpressions:
         self.narrow -= name in _NARROW
         return out
 
+    def product(self, left: ast.expr, right: ast.expr) -> ast.expr:
+        self.products = True
+        return of_masks("product", self.value(left), self.value(right))
+
     def of_vectors(self, name: str, node: ast.Call) -> ast.expr | None:
         """A function of torch that makes a number of vectors, or a vector; None for another one."""
         args = node.args
@@ -195,6 +209,8 @@ class MaskedExpressions:
             return None
         if name == "dot" and len(args) == 2:
             return of_masks("dot", *map(self.value, args))
+        if name == "matmul" and len(args) == 2:
+            return self.product(*args)
         if name in ("stack", "cat") and len(args) == 1 and isinstance(args[0], (ast.List, ast.Tuple)):
             self.vectors = True
             return of_masks(name, *map(self.value, args[0].elts))
@@ -250,11 +266,15 @@ def _is_linalg(node: ast.expr) -> bool:
 
 
 def _is_functional(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "F"
+    return _is_name(node, "F")
 
 
 def _is_torch(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "torch"
+    return _is_name(node, "torch")
+
+
+def _is_name(node: ast.expr, name: str | None) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def calls_by_name(nodes: Iterable[ast.AST]) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from lanewise._control.masking.vectors import Declined, Vectors
 from lanewise._control.rewriting.arithmetic import FUNCTIONS
 from lanewise._control.runtime.merging import holds
 from lanewise._core.parting.rows import choose_rows, split_rows
@@ -28,16 +29,8 @@ ELEMENTWISE_FUNCTIONS = frozenset([getattr(torch, name) for name in FUNCTIONS])
 _LARGEST = 2**53
 
 
-class Declined(Exception):
-    """Masks do not give what lanes would that part."""
-
-
 class Failing(Declined):
     """Some lanes come to where they raise."""
-
-
-class Narrow(Declined):
-    """Vectors are made of numbers that are not `[B, 1]`."""
 
 
 class Lasting(Declined):
@@ -148,15 +141,11 @@ class Truths:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Masks:
+class Masks(Vectors):
     """What the code calls that predication.py writes.
 
-    Values are numbers of each lane `[B]`. Where some are vectors of each lane `[B, S]`, S > 1, numbers are `[B, 1]`, so
-    that the ones go with the others as they do in a lane.
-
     Attributes:
-        size, device: The number of lanes, and where they are.
-        wide: Whether there are vectors.
+        device: Where the lanes are.
         lanes: Those that come to the code that runs, True for all.
         strict: Up to which of the sides that a lane does not take nothing comes back to it from them (`Masks.only`).
         recording: Whether torch records: 2 for what is differentiated more than once.
@@ -164,9 +153,7 @@ class Masks:
     """
 
     __slots__ = (
-        "size",
         "device",
-        "wide",
         "recording",
         "straight",
         "strict",
@@ -190,9 +177,8 @@ class Masks:
         called: Callable,
         straight: bool = False,
     ) -> None:
-        self.size = size
+        super().__init__(size, wide)
         self.device = device
-        self.wide = wide
         self.recording = recording
         self.strict = strict
         self.straight = straight
@@ -224,80 +210,6 @@ class Masks:
         if not isinstance(value, Tensor) or not self._is_number(value):
             raise Declined
         return self._for_each(value if value.dtype is torch.bool else value != 0)
-
-    def _entries(self, value: Tensor) -> int:
-        """The number of entries of a vector, 1 for a number."""
-        return value.shape[1] if value.dim() == 2 else 1
-
-    def _is_number(self, value: Tensor) -> bool:
-        return self._entries(value) == 1
-
-    def _for_each(self, value: Tensor) -> Tensor:
-        """A value that all lanes share, or not, for each of them."""
-        if value.dim() == 1 + self.wide and value.shape[0] == self.size:
-            return value
-        return value.expand(self.size, self._entries(value)) if self.wide else value.expand(self.size)
-
-    def reduced(self, name: str, value: Any) -> Tensor:
-        """A method that makes a number of a vector."""
-        if not isinstance(value, Tensor) or self._is_number(value):
-            raise Declined
-        return getattr(value, name)(dim=1, keepdim=True)
-
-    def dot(self, a: Any, b: Any) -> Tensor:
-        """The product of two vectors."""
-        if self._is_number(a) or self._entries(a) != self._entries(b) or a.dtype is not b.dtype:
-            raise Declined
-        if a.dtype is torch.bool:
-            raise Declined
-        if a.dtype.itemsize < 4:  # it is not to round each product
-            row, column = self._for_each(a).unsqueeze(1), self._for_each(b).unsqueeze(2)
-            return torch.bmm(row, column).squeeze(1)
-        return (a * b).sum(1, keepdim=True)
-
-    def entry(self, value: Any, place: int) -> Tensor:
-        """An entry of a vector."""
-        length = self.length(len, value)
-        if type(place) is not int or not -length <= place < length:
-            raise Declined
-        return value.narrow(1, place % length, 1)
-
-    def part(self, value: Any, start: Any, stop: Any) -> Tensor:
-        """Several entries of a vector, next to each other."""
-        start, stop, _ = slice(start, stop).indices(self.length(len, value))
-        if stop - start < 2:
-            raise Declined  # a vector of one entry is not a number
-        return value.narrow(1, start, stop - start)
-
-    def stack(self, *numbers: Any) -> Tensor:
-        """`torch.stack`, a vector of numbers."""
-        return self._joined(numbers, True)
-
-    def cat(self, *vectors: Any) -> Tensor:
-        """`torch.cat`, a vector of vectors."""
-        return self._joined(vectors, False)
-
-    def _joined(self, values: tuple, of_numbers: bool) -> Tensor:
-        if not self.wide:
-            raise Narrow
-        for value in values:
-            if not isinstance(value, Tensor) or self._is_number(value) is not of_numbers:
-                raise Declined
-            if value.dtype is not values[0].dtype:
-                raise Declined
-        if len(values) < 2:
-            raise Declined
-        return torch.cat([self._for_each(value) for value in values], 1)
-
-    def entries(self, value: Any) -> list[Tensor]:
-        """The entries of a vector."""
-        return [self.entry(value, place) for place in range(self.length(len, value))]
-
-    def length(self, _: Any, value: Any) -> int:
-        """`len` of a vector."""
-        if not isinstance(value, Tensor) or self._is_number(value):
-            raise Declined
-        return value.shape[1]
 
     def here(self, *masks: Any) -> Any:
         """The lanes that come to code where masks hold."""

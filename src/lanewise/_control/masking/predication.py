@@ -43,6 +43,7 @@ class Predicated(NamedTuple):
         truths: Whether it may compute with truths.
         defined: Whether operations had better be spared numbers for which they are not defined.
         vectors: Whether it makes vectors of numbers.
+        products: Whether it, or a function that it calls, may multiply matrices by vectors.
     """
 
     node: ast.FunctionDef
@@ -52,6 +53,7 @@ class Predicated(NamedTuple):
     truths: bool
     defined: bool
     vectors: bool
+    products: bool
 
 
 def predicated(node: Function) -> Predicated:
@@ -80,7 +82,7 @@ def predicated(node: Function) -> Predicated:
     ast.fix_missing_locations(ast.copy_location(out, node))
     free, attributes = frozenset(writer.free), frozenset(writer.attributes)
     truths = any(map(truths_in_numbers, given))
-    return Predicated(out, free, attributes, writer.branches, truths, writer.defined, writer.vectors)
+    return Predicated(out, free, attributes, writer.branches, truths, writer.defined, writer.vectors, writer.products)
 
 
 class _Loop:
