@@ -200,6 +200,27 @@ def test_matrices_that_lanes_share(planes: Planes) -> None:
         _same(found, sum(own))
 
 
+def settles(x: Tensor) -> Tensor:
+    steps = 0
+    while x.norm() > 0.4 and steps < 8:
+        x = torch.tanh(MIXING @ x) * 0.8 if x[0] > 0 else F.linear(x, MIXING.T, SHIFT) * 0.6
+        steps += 1
+    return x.sum()
+
+
+MIXING, SHIFT = _numbers(3, 3, seed=5), _numbers(3, seed=6) / 10
+
+
+def test_matrices_in_branches() -> None:
+    x = _numbers(7, 3)
+    want = torch.stack([settles(row) for row in x])
+    rows = [torch.autograd.functional.jacobian(settles, row) for row in x]
+    for _ in range(CALLS):
+        _same(vmap(settles)(x), want)
+        _same(vmap(grad(settles))(x), torch.stack(rows))  # type: ignore[arg-type]
+        _same(_recorded(vmap(settles), x)[0], _recorded(lambda x: _looped(settles, x), x)[0])
+
+
 def _multiplies_matrices(x: Tensor) -> Tensor:
     return (SQUARE * x).sum(0) @ x
 
