@@ -22,6 +22,7 @@ from lanewise._torch_compat import (
     is_grad_enabled,
     is_inference_mode_enabled,
     jit_tracing_state,
+    saved_tensor_hooks,
 )
 from lanewise._transforms.vmap import lane_rows, mapping_of
 
@@ -179,7 +180,8 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     NotImplemented where it may be known at another call. There are no sides for derivatives to leak from, so what torch
     records of plain tensors will do.
     """
-    if watched():
+    # A checkpoint expects the operations of the call before, and deterministic algorithms its last digits.
+    if watched() or saved_tensor_hooks() is not None or torch.are_deterministic_algorithms_enabled():
         return NotImplemented
     if mapping_of(func) is not None:
         size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
