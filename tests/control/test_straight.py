@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from lanewise import grad, hessian, jacfwd, jacrev, value_and_grad, vmap
 from lanewise._core.batch import BatchLevel
@@ -525,6 +526,31 @@ def test_inside_of_other_transforms_and_modes(planes: Planes) -> None:
     assert seen.shapes
     _same(grad(lambda x: vmap(chain)(x).sum())(x), _recorded_sum(x))
     assert planes.of(lambda: vmap(chain)(x)) == 0
+
+
+@pytest.mark.parametrize("f", [chain, orbit])
+def test_checkpoints_see_the_same_operations(f: Callable) -> None:
+    want = None
+    for _ in range(CALLS):
+        leaf = _numbers(4, 2).requires_grad_()
+        out = checkpoint(lambda x: vmap(f)(x), leaf, use_reentrant=False)
+        (found,) = torch.autograd.grad(out.sum(), leaf)  # type: ignore[union-attr]
+        want = found if want is None else want
+        _same(found, want)
+
+
+def test_deterministic_algorithms_give_the_same_digits() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sum() * x
+
+    x = _numbers(33, 40, dtype=torch.float32).T
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = vmap(f)(x)
+        for _ in range(CALLS):
+            assert torch.equal(vmap(f)(x), first)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _recorded_sum(x: Tensor) -> Tensor:

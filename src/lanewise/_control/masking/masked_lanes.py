@@ -23,6 +23,7 @@ from lanewise._torch_compat import (
     is_grad_enabled,
     is_inference_mode_enabled,
     jit_tracing_state,
+    saved_tensor_hooks,
 )
 from lanewise._transforms.vmap import lane_rows, mapping_of
 
@@ -180,8 +181,10 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     NotImplemented where it may be known at another call. There are no sides for derivatives to leak from, so what torch
     records of plain tensors will do.
     """
-    if watched() or sys.gettrace() is not None:
-        return NotImplemented  # a debugger is to stop in the function itself
+    # A checkpoint expects the operations of the call before, deterministic algorithms its last digits, and a debugger is
+    # to stop in the function itself.
+    if watched() or saved_tensor_hooks() is not None or torch.are_deterministic_algorithms_enabled() or sys.gettrace():
+        return NotImplemented
     if mapping_of(func) is not None:
         size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
         _, spec = flatten((args, {}))
