@@ -181,9 +181,9 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     NotImplemented where it may be known at another call. There are no sides for derivatives to leak from, so what torch
     records of plain tensors will do.
     """
-    # A checkpoint expects the operations of the call before, deterministic algorithms its last digits, and a debugger is
-    # to stop in the function itself.
-    if watched() or saved_tensor_hooks() is not None or torch.are_deterministic_algorithms_enabled() or sys.gettrace():
+    # A checkpoint expects the operations of the call before, deterministic algorithms its last digits, and a debugger
+    # stops in the function itself.
+    if watched() or saved_tensor_hooks() or torch.are_deterministic_algorithms_enabled() or sys.gettrace():
         return NotImplemented
     if mapping_of(func) is not None:
         size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
