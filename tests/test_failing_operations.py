@@ -23,6 +23,8 @@ WRONG = {
     "matrix @ matrix": lambda x, m: m @ w,
     "captured @ vector": lambda x, m: w @ x,
     "mv": lambda x, m: torch.mv(w, x),
+    "mv of a vector": lambda x, m: torch.mv(x, torch.ones(5)),
+    "mv of matrices": lambda x, m: torch.mv(m, torch.ones(5, 2)),
     "dot": lambda x, m: torch.dot(x, three),
     "bmm": lambda x, m: torch.bmm(m[None], m[None]),
     "addmm": lambda x, m: torch.addmm(x, m, w),

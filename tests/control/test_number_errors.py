@@ -99,3 +99,27 @@ def test_numbers_of_the_loop(f):
     want = torch.stack([torch.tensor(f(k)) for k in KS])
     for run in (vmap(lambda k: torch.tensor(f(k))), vmap(lambda k: torch.tensor(f(k)), chunk_size=2)):
         torch.testing.assert_close(run(KS), want)
+
+
+# A number in some lanes, given to what takes tensors only.
+NO_TENSOR = {
+    "function": lambda x: torch.sin(x[0] if x[0] > 0 else 0.5),
+    "second operand": lambda x: torch.maximum(x[1], x[0] if x[0] > 0 else 0.5),
+    "method": lambda x: (x[0] if x[0] > 0 else 0.5).sin(),
+    "of a product": lambda x: torch.sin((x[0] if x[0] > 0 else 0.5) * 2),
+    "list": lambda x: torch.stack([x[0] if x[0] > 0 else 0.5, x[1]]),
+    "like": lambda x: x[0] * torch.zeros_like(x[0] if x[0] > 0 else 0.5),
+}
+
+
+@pytest.mark.parametrize("name", NO_TENSOR)
+def test_a_number_is_no_tensor(name):
+    f = NO_TENSOR[name]
+    xs = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [2.0, 3.0]])
+    [(place, error)] = first_error(f, xs)
+    for _ in range(3):
+        with pytest.raises(type(error)) as caught:
+            vmap(f)(xs)
+        assert str(error) in str(caught.value) and caught.value.lanes == [place]
+    good = vmap(f)(xs.abs())
+    torch.testing.assert_close(good, torch.stack([f(x) for x in xs.abs()]))

@@ -321,18 +321,11 @@ def _entry_kept(x: Tensor) -> Tensor:
     return first + y.sum()
 
 
-def _part_kept(x: Tensor) -> Tensor:
-    y = x * 2
-    rest = y[1:]
-    y += 1
-    return rest
-
-
 def _entries_kept(x: Tensor) -> Tensor:
     y = x * 2
-    first, last = y[0], y[-1]
+    first, rest = y[0], y[1:]
     y += 1
-    return first * last
+    return first * rest
 
 
 def _entry_of_choice(x: Tensor) -> Tensor:
@@ -390,7 +383,7 @@ def _writes_by_keyword(x: Tensor) -> Tensor:
     return z + x[:1].sum()
 
 
-SHARED = [_entry_kept, _part_kept, _entries_kept, _entry_of_choice, _given_by_name, _entry_given, _writes_to_entries]
+SHARED = [_entry_kept, _entries_kept, _entry_of_choice, _given_by_name, _entry_given, _writes_to_entries]
 SHARED += [_writes_to_entries_of_argument, _writes_to_counted_entries, _writes_while_it_goes, _writes_by_keyword]
 
 

@@ -289,3 +289,19 @@ def test_products_of_vectors_that_an_example_refuses(op):
         vmap(op)(xs > 0, xs > 0)
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         vmap(op)(xs, xs[:, :1])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.addmv(torch.ones(3), x[None], x),
+        lambda x: torch.addmv(x.sum().expand(3), torch.ones(1, 3), torch.ones(3)),
+        lambda x: torch.addr(torch.ones(3, 3), x[:1], x),
+        lambda x: torch.addbmm(torch.ones(3, 3), x.expand(2, 1, 3), torch.ones(2, 3, 3)),
+    ],
+)
+def test_a_bias_larger_than_the_product_is_refused(f):
+    xs = torch.ones(2, 3)
+    for run in (lambda: f(xs[0]), lambda: vmap(f)(xs)):
+        with pytest.raises(RuntimeError, match="size"):
+            run()

@@ -117,7 +117,19 @@ def shows_numbers(body: list[ast.stmt], arguments: Collection[str], digits: bool
         return True
     operations = (node for node in inside(body) if isinstance(node, ast.BinOp) and tells(node))
     sides = (side for node in operations for side in (node.left, node.right))
-    return any(is_choice(side) or _has_call(side) for side in sides)
+    if any(is_choice(side) or _has_call(side) for side in sides):
+        return True
+    given = (part for node in inside(body) for part in _given_to_method(node))
+    return any(len(kinds) > 1 and ANY in kinds for kinds in (number_kinds(part, numbers) for part in given))
+
+
+def _given_to_method(node: ast.AST) -> list[ast.expr]:
+    """The operands, but for names, of a method or a function of a module, and of lists of them."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return []
+    parts = [node.func.value, *node.args, *[keyword.value for keyword in node.keywords]]
+    parts = [each for part in parts for each in (part.elts if isinstance(part, (ast.List, ast.Tuple)) else [part])]
+    return [part for part in parts if not isinstance(part, ast.Name)]
 
 
 def asked_arguments(body: list[ast.stmt], arguments: Collection[str]) -> list[str]:

@@ -86,6 +86,8 @@ def mv(level, a, v):
     if not level.mapped(a):
         return torch.mm(v.value, a.t())
     if not level.mapped(v):
+        if a.dim() != 2 or v.dim() != 1:
+            raise ValueError  # the message is that of one lane
         return torch.matmul(a.value, v)
     # A row times a matrix takes a third of the time of a matrix times a column.
     return torch.bmm(v.value.unsqueeze(1), a.value.mT).squeeze(1)
@@ -209,12 +211,17 @@ def _rounds_once(x):
     return x.dtype in HALF or not (x.is_floating_point() or x.is_complex())
 
 
+def _added_once(c, product, beta):
+    """`added` for a bias that has no more entries than the product."""
+    return added(c if c.shape == product.shape else c.expand(product.shape), product, beta)
+
+
 def _addmv(c, a, b, *, beta=1, alpha=1):
     _check_ranks("addmv: a matrix and a vector expected", (a, 2), (b, 1))
     if _rounds_once(a):
         column = c.unsqueeze(-1) if c.dim() else c
         return torch.addmm(column, a, b.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1)
-    return added(c, scaled(a @ b, alpha), beta)
+    return _added_once(c, scaled(a @ b, alpha), beta)
 
 
 def _addbmm(c, a, b, *, beta=1, alpha=1):
@@ -223,7 +230,7 @@ def _addbmm(c, a, b, *, beta=1, alpha=1):
         for left, right in zip(a.unbind(0), b.unbind(0), strict=True):
             c, beta = torch.addmm(c, left, right, beta=beta, alpha=alpha), 1
         return c
-    return added(c, scaled((a @ b).sum(0), alpha), beta)
+    return _added_once(c, scaled((a @ b).sum(0), alpha), beta)
 
 
 def _addr(c, a, b, *, beta=1, alpha=1):
@@ -236,7 +243,7 @@ def _addr(c, a, b, *, beta=1, alpha=1):
         return (c & bool(beta)) | outer
     if dtype in HALF:
         beta, alpha = (torch.tensor(factor, dtype=dtype).item() for factor in (beta, alpha))
-    return added(c, scaled(a, alpha)[:, None] * b, beta)
+    return _added_once(c, scaled(a, alpha)[:, None] * b, beta)
 
 
 decompose(aten.addmv.default, _addmv)
