@@ -1,9 +1,14 @@
 """Writes to tensors from around a function that starts again, as lanes part in it: they are done once."""
 
+import weakref
+
 import pytest
 import torch
 
 from lanewise import grad, jvp, vmap
+from lanewise._core.again.journal import Journal, memory
+from lanewise._core.batch import BatchLevel
+from lanewise._core.plane import lift
 from lanewise._transforms.parting import parted
 from tests.oracles import assert_same
 
@@ -289,3 +294,12 @@ def test_what_is_made_around_is_the_same_in_all_lanes(name):
         assert type(out) is torch.Tensor
         one = torch.stack([x.abs() * OF_ONE[name](torch.arange(1.0, 3.0, dtype=D)) for x in XS])
         assert_same(out, torch.stack([one] * len(ROWS)))
+
+
+def test_memory_by_which_something_is_kept_goes_to_nobody_else() -> None:
+    with BatchLevel(3) as level:
+        kept, journal = level.adopt(torch.zeros(5)), Journal(None)
+        value = weakref.ref(kept.value)
+        journal.keep_own(level, kept, None)  # type: ignore[arg-type]
+        lift(kept)  # it is in other memory from now on
+        assert value() is not None and memory(value()) in journal.written()

@@ -44,6 +44,7 @@ def note_before(level: Any, value: Tensor, home: Lanes | None, before: Tensor) -
     journal = _begun(level)
     if journal.is_outside(value, home):
         journal.copies.setdefault(elements(value), (value, home, before))
+        journal.held.append(in_memory(value))
 
 
 def note_write(level: Any, value: Tensor) -> None:
@@ -72,18 +73,21 @@ class Journal:
         given: Tensors `[B, *S]` of the plane below that were there before, with all lanes. None: every tensor counts
             that has the lanes of `base` or more.
         copies: A tensor, its lanes (None: all) and what it held, by the place of its elements, oldest first.
+        held: What is in the memory that these places name: a tensor may be given lanes, and other memory with them, and
+            the old one is not to be that of another.
         own: The places of records of the library's own among them, with a row for each lane.
         statistics: The memory of running statistics.
         again: What is to be done besides, oldest first, where all lanes begin again.
         refits: Whether a tensor was given another shape in place, which is not undone.
     """
 
-    __slots__ = ("given", "base", "copies", "again", "own", "statistics", "refits", "_views")
+    __slots__ = ("given", "base", "copies", "held", "again", "own", "statistics", "refits", "_views")
 
     def __init__(self, given: list[Tensor] | None, base: Lanes | None = None) -> None:
         self.given = given
         self.base = base
         self.copies: dict[tuple, tuple[Tensor, Lanes | None, Tensor]] = {}
+        self.held: list[Tensor] = []
         self.again: dict[Any, Callable[[], None]] = {}
         self.own: set[tuple] = set()
         self.statistics: set[int] = set()
@@ -118,6 +122,7 @@ class Journal:
         place = elements(value)
         if place not in self.copies:
             self.copies[place] = (value, home, level.below(_copy, value))
+            self.held.append(in_memory(value))
 
     def keep_own(self, level: Any, value: Tensor, home: Lanes) -> None:
         """Keep what `value` holds, a record of the library's own with a row for each lane of `home`."""
@@ -133,6 +138,7 @@ class Journal:
         given = None if other.given is None else {memory(tensor) for tensor in other.given}
         for key, undo in self.again.items():
             other.again.setdefault(key, undo)
+        other.held += self.held
         other.own |= self.own
         other.statistics |= self.statistics
         other.refits |= self.refits
@@ -184,18 +190,22 @@ class Journal:
                     level.below(_restore_rows, value, copy, places)
 
 
-def memory(value: Tensor) -> int:
-    """Which memory a tensor of any plane lives in."""
+def in_memory(value: Tensor) -> Tensor:
+    """The plain tensor that a tensor of any plane is of now."""
     while isinstance(value, Plane):
         value = value.value
-    return value.untyped_storage().data_ptr()
+    return value
+
+
+def memory(value: Tensor) -> int:
+    """Which memory a tensor of any plane lives in."""
+    return in_memory(value).untyped_storage().data_ptr()
 
 
 def elements(value: Tensor) -> tuple:
     """Which elements of which memory a tensor of any plane holds; tensors of the same have the same."""
-    while isinstance(value, Plane):
-        value = value.value
-    return (memory(value), value.storage_offset(), tuple(value.shape), value.stride())
+    value = in_memory(value)
+    return (value.untyped_storage().data_ptr(), value.storage_offset(), tuple(value.shape), value.stride())
 
 
 def _copy(value: Tensor) -> Tensor:

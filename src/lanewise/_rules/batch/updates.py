@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.again.around import level_above
-from lanewise._core.again.journal import Journal, elements
+from lanewise._core.again.journal import Journal, elements, in_memory
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import Level, live_levels
 from lanewise._core.parting.lane_level import LaneLevel, lanes_of
@@ -162,11 +162,12 @@ def _journal(level: Any) -> Journal | None:
 
 
 def _restoring(above: Level, target: Tensor, copy: Tensor) -> Callable[[], None]:
-    def put_back() -> None:
+    def put_back(_: Tensor) -> None:
         with torch.no_grad(), preserve_version(*versioned(target)):
             detached(target).copy_(copy)
 
-    return partial(above.below, put_back)
+    # The target is known by the place of what it is in, which is not to be that of another.
+    return partial(above.below, put_back, in_memory(target))
 
 
 def push(steps: list[Step], target: Tensor, update: Update, source: Any, decays: bool, write: Callable) -> None:
