@@ -298,8 +298,8 @@ def test_what_is_made_around_is_the_same_in_all_lanes(name):
 
 def test_memory_by_which_something_is_kept_goes_to_nobody_else() -> None:
     with BatchLevel(3) as level:
-        kept, journal = level.adopt(torch.zeros(5)), Journal(None)
-        value = weakref.ref(kept.value)
+        kept, journal = torch.zeros(5), Journal(None)
+        value = weakref.ref(kept.value)  # type: ignore[attr-defined]
         journal.keep_own(level, kept, None)  # type: ignore[arg-type]
-        lift(kept)  # it is in other memory from now on
+        lift(kept)  # type: ignore[arg-type]  # it is in other memory from now on
         assert value() is not None and memory(value()) in journal.written()
