@@ -282,7 +282,7 @@ ROWS = {
     "`torch.autograd.functional` inside": (autograd_functional, "attempting to call Tensor.requires_grad_"),
     "writing lanes into `torch.zeros(...)` made inside": (factory, "inplace arithmetic.* is not possible"),
     "`x[mask] = value`": (masked_assignment, "Attempting to batch over indexing with a boolean mask"),
-    "`nonzero` and `x[mask]` where each lane has as many": (equal_counts, "output dynamic shape"),
+    "`nonzero` and `x[mask]` where all lanes keep equally many": (equal_counts, "output dynamic shape"),
     "`out=`": (out_argument, "doesn't work on out="),
     "`nn.LSTM`": (recurrent, "Batching rule not implemented for aten::lstm"),
     "`in_dims` by the names of arguments, keywords among them": (mapped_kwargs, "expected `in_dims` to be int or a"),

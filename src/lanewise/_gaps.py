@@ -9,7 +9,7 @@ from __future__ import annotations
 # Refusals that the law itself asks for, where some layouts of an op have no answer: key phrase -> why.
 REFUSALS = {
     "does not currently support same randomness": (
-        "with randomness='same', one draw cannot be that of lanes with their own probabilities"
+        "with randomness='same', where a transform between two vmaps draws more numbers in some lanes than in others"
     ),
     "reads memory that is not its own": "as_strided may reach beyond the lane, into its neighbours",
     "sparse tensors cannot have lanes": "the lanes of a tensor share one layout",

@@ -360,6 +360,7 @@ def _is_matrix(arg: Any, dtype: torch.dtype) -> bool:
     return (
         type(arg) is Tensor
         and arg.layout is torch.strided
+        and not arg.is_nested
         and arg.dim() == 2
         and min(arg.shape) > 1
         and arg.dtype is dtype
