@@ -199,7 +199,9 @@ def in_memory(value: Tensor) -> Tensor:
 
 def memory(value: Tensor) -> int:
     """Which memory a tensor of any plane lives in."""
-    return in_memory(value).untyped_storage().data_ptr()
+    while isinstance(value, Plane):
+        value = value.value
+    return value.untyped_storage().data_ptr()
 
 
 def elements(value: Tensor) -> tuple:
