@@ -59,7 +59,8 @@ def test_products_equal_the_loop(function: Callable, dtype: torch.dtype) -> None
 def test_pairs_equal_the_loop(name: str, dtype: torch.dtype) -> None:
     for lanes in (((3,), (3,)), ((2, 3), (3,)), ((2, 1), (1, 3))):
         for in_dims in DIMS:
-            _check(getattr(torch, name), lanes, in_dims, 2, dtype)
+            for size in (1, 2, 5):
+                _check(getattr(torch, name), lanes, in_dims, size, dtype)
 
 
 @pytest.mark.parametrize("function", [f for f in WHOLE if f.__name__ not in (*PAIRS, "dot", "mv", "mm", "matmul")])

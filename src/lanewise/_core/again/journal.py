@@ -198,7 +198,7 @@ def in_memory(value: Tensor) -> Tensor:
 
 
 def memory(value: Tensor) -> int:
-    """Which memory a tensor of any plane lives in."""
+    """Which memory a tensor of any plane lives in. (Each write asks: one call, where `in_memory` would make it two.)"""
     while isinstance(value, Plane):
         value = value.value
     return value.untyped_storage().data_ptr()
