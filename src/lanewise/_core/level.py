@@ -141,6 +141,7 @@ class Level:
         shares: Whether what has no lanes stays a plain tensor on it (shared.py).
         moves: Whether what is lifted (plane.py) has another memory than the value that it was of.
         tentative: Whether its function runs in a way that may not do, and then starts again (shared.py, recorded.py).
+        unrecorded: Whether nobody asks what autograd would record on it: that is recorded below (shared.py, recorded.py).
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
         asked: Whether code inside has asked for values of its lanes (unasked.py).
@@ -168,6 +169,7 @@ class Level:
     watching = False
     shares = False
     tentative = False
+    unrecorded = False
     moves = False
     closing: list[Callable[[], None]] | None = None
     asked = False
@@ -248,6 +250,9 @@ class Level:
 
     def note_autograd(self) -> None:
         """Before what is to be recorded on this plane, not below: formulas and passes of the user, some operations."""
+
+    def note_recording(self) -> None:
+        """Before a transform records inside, on this plane or on another."""
 
     def check_write_outside(self, level: "Level", pairs: bool = False) -> None:
         """Before a write to a tensor of a level around this one, of values with the lanes of both (`pairs`) or not."""

@@ -32,6 +32,8 @@ class Recording:
     __slots__ = ("outer", "_grad_mode", "_inference", "_orders")
 
     def __init__(self, noted: bool = False) -> None:
+        for level in standing.levels:
+            level.note_recording()
         if standing.orders and not noted:
             note_autograd()  # it records on a plane where another does, perhaps below
 

@@ -56,6 +56,10 @@ class RecordedLevel(BatchLevel):
             for level, grads, include in before:
                 level.grad_mode, level.include = grads, include
 
+    @property
+    def unrecorded(self) -> bool:
+        return self.recording
+
     def note_within(self) -> None:
         """Start again: what comes is of the plane of the lanes, where nothing is recorded."""
         if self.recording:

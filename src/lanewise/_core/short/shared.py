@@ -37,6 +37,8 @@ with_wrappers: set[Any] = set()
 _without: dict[bool, set[Any]] = {True: set(), False: set()}
 # Code of those whose gradients are recorded below, likewise.
 _below: dict[bool, set[Any]] = {True: set(), False: set()}
+# Code of those for which autograd records on the lowest plane alone, likewise.
+_unrecorded: dict[bool, set[Any]] = {True: set(), False: set()}
 # Code of those that take no such gradients inside another `vmap`.
 _without_gradients: set[Any] = set()
 # So many are remembered.
@@ -51,9 +53,10 @@ class WatchedLevel(BatchLevel):
         fit: Whether plain tensors would have done.
         gradients: How many gradients of its lanes were taken.
         recordable: Whether all of them could have been recorded below (recorded.py).
+        quiet: Whether no transform has run inside, and nobody has asked what autograd records on this plane.
     """
 
-    __slots__ = ("adopted", "fit", "gradients", "recordable")
+    __slots__ = ("adopted", "fit", "gradients", "recordable", "quiet")
     watching = True
 
     def __init__(self, *place: Any) -> None:
@@ -62,6 +65,7 @@ class WatchedLevel(BatchLevel):
         self.fit = self.parent is None
         self.gradients = 0
         self.recordable = True
+        self.quiet = True
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
         self.adopted += 1
@@ -83,7 +87,11 @@ class WatchedLevel(BatchLevel):
         self.note_autograd()
 
     def note_autograd(self) -> None:
+        self.quiet = False
         self.recordable = self.recordable and not standing.orders
+
+    def note_recording(self) -> None:
+        self.quiet = False
 
     def note_gradient(self, recordable: bool) -> None:
         """One was taken, which could have been recorded below, or not."""
@@ -100,6 +108,28 @@ class WatchedLevel(BatchLevel):
             and self.picked is None  # a plain tensor takes no number of each lane as an index
             and next_node_number() == self.begun
         )
+
+    def has_recorded(self) -> bool:
+        """Whether autograd has recorded something, and nobody asked what."""
+        return self.quiet and self.parent is None and next_node_number() != self.begun
+
+
+class UnrecordedLevel(BatchLevel):
+    """The level of a function of captured tensors that require grad, which nobody differentiates inside.
+
+    What is recorded on the plane of the lanes is of use there alone: layers are recorded on the one below only.
+    """
+
+    __slots__ = ()
+    watching = True
+    tentative = True
+    unrecorded = True
+
+    def note_within(self) -> None:
+        """Start again: what comes may ask for what has not been recorded."""
+        raise Disagreement(self)
+
+    note_autograd = note_recording = note_within
 
 
 class SharedLevel(BatchLevel):
@@ -188,6 +218,8 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
     grads = is_grad_enabled()
     if code in _without[grads]:
         return BatchLevel if nested else SharedLevel
+    if code in _unrecorded[grads]:
+        return BatchLevel if nested else UnrecordedLevel
     return RecordedLevel if code in _below[grads] else WatchedLevel
 
 
@@ -207,10 +239,14 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
     if type(level) is RecordedLevel:
         level.check_end(flatten(out)[0])
         return True
+    if type(level) is UnrecordedLevel:
+        return True
     if level.has_shared():
         known = _without[level.grad_mode]
     elif level.gradients and level.recordable:
         known = _below[level.grad_mode]
+    elif level.has_recorded():
+        known = _unrecorded[level.grad_mode]
     else:
         known = with_wrappers if level.parent is None else _without_gradients
     if len(known) >= _MOST:
@@ -222,5 +258,5 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
 def forget(code: Any) -> None:
     """Run a function with wrappers from now on."""
     with_wrappers.add(code)
-    for known in (*_without.values(), *_below.values()):
+    for known in (*_without.values(), *_below.values(), *_unrecorded.values()):
         known.discard(code)

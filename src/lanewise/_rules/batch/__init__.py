@@ -17,6 +17,7 @@ from lanewise._rules.batch import (  # noqa: F401
     fft,
     indexing,
     inplace,
+    layers,
     linalg,
     linear,
     losses,

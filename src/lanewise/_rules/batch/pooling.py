@@ -5,13 +5,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.plane import map_tensors
 from lanewise._core.python.factories import route
 from lanewise._rules.batch.families import bind, lane_rule, too_few_dims
 from lanewise._rules.batch.operands import lane_of_zeros, no_lanes, split_lanes
-from lanewise._torch_compat import OpOverload
+from lanewise._torch_compat import (
+    OpOverload,
+    apply_plainly,
+    dispatch_mode_count,
+    forward_level,
+    is_grad_enabled,
+)
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
@@ -101,21 +108,57 @@ spatial(
 
 @lane_rule(aten.max_pool2d_with_indices.default, guarded=False)
 def max_pool2d(level, x, *options):
-    """x [B, N, C, H, W] or [B, C, H, W] -> values and indices
+    """x [B, N, C, H, W] or [B, C, H, W] -> values and indices"""
+    check_rank(aten.max_pool2d_with_indices.default, x, 2)
+    if x.dim() == 3:
+        return pooled(x.value, options)
+    return map_tensors(lambda t: split_lanes(t, level.size, x.shape[0]), pooled(x.value.flatten(0, 1), options))
+
+
+def pooled(x, options):
+    """`max_pool2d_with_indices` of x [N, C, H, W].
 
     On the CPU torch's kernel is vectorised over channels only where they lie last: from 4 channels on, a copy there and
-    back takes half of the time or less. A graph below would keep the copy, so not there.
+    back takes half of the time or less. Where autograd records, a Function of its own has no need to keep the copy.
     """
-    check_rank(aten.max_pool2d_with_indices.default, x, 2)
-    value = x.value.flatten(0, 1) if x.dim() == 4 else x.value
-    plain = type(value) is Tensor and value.device.type == "cpu" and not value.requires_grad
-    if plain and value.shape[1] >= 4 and value.is_contiguous():
-        value = value.contiguous(memory_format=torch.channels_last)
-    out, indices = aten.max_pool2d_with_indices(value, *options)
-    out, indices = out.contiguous(), indices.contiguous()
-    if x.dim() == 4:
-        return split_lanes(out, level.size, x.shape[0]), split_lanes(indices, level.size, x.shape[0])
-    return out, indices
+    plain = type(x) is Tensor and x.device.type == "cpu" and forward_level() < 0 and not dispatch_mode_count()
+    if not plain or x.shape[1] < 4 or not x.is_contiguous():
+        out, indices = aten.max_pool2d_with_indices(x, *options)
+        return out.contiguous(), indices.contiguous()
+    if x.requires_grad and is_grad_enabled():
+        return apply_plainly(_ChannelsLast, x, *options)
+    return _channels_last(x, options)
+
+
+def _channels_last(x, options):
+    out, indices = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *options)
+    return out.contiguous(), indices.contiguous()
+
+
+class _ChannelsLast(Function):
+    @staticmethod
+    def forward(ctx, x, *options):  # type: ignore[override]
+        out, indices = _channels_last(x, options)
+        ctx.save_for_backward(x, indices)
+        ctx.mark_non_differentiable(indices)
+        ctx.set_materialize_grads(False)
+        ctx.options = options
+        return out, indices
+
+    @staticmethod
+    def backward(ctx, cotangent, _):  # type: ignore[override]
+        missing = (None,) * len(ctx.options)
+        if cotangent is None:
+            return None, *missing
+        x, indices = ctx.saved_tensors
+        kernel, stride, padding, dilation, ceil_mode = _with_defaults(*ctx.options)
+        return aten.max_pool2d_with_indices_backward(
+            cotangent, x, kernel, stride, padding, dilation, ceil_mode, indices
+        ), *missing
+
+
+def _with_defaults(kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
+    return kernel, stride, padding, dilation, ceil_mode
 
 
 def _fractional(op, rank):
