@@ -9,12 +9,13 @@ from torch import Tensor
 from lanewise import grad, grad_and_value, value_and_grad, vmap
 from lanewise._core.batch import BatchTensor
 from lanewise._core.plane import recorded
-from lanewise._core.short.shared import _below, _without, _without_gradients, with_wrappers
+from lanewise._core.short.shared import _below, _spread, _unrecorded, _without, _without_gradients, with_wrappers
 
 
 def forget() -> None:
     """Forget what is known of functions, as where none has been called yet."""
-    for known in (with_wrappers, _without_gradients, *_without.values(), *_below.values()):
+    kinds = (_without, _below, _spread, _unrecorded)
+    for known in (with_wrappers, _without_gradients, *(known for kind in kinds for known in kind.values())):
         known.clear()
 
 

@@ -141,7 +141,7 @@ class Level:
         shares: Whether what has no lanes stays a plain tensor on it (shared.py).
         moves: Whether what is lifted (plane.py) has another memory than the value that it was of.
         tentative: Whether its function runs in a way that may not do, and then starts again (shared.py, recorded.py).
-        unrecorded: Whether nobody asks what autograd would record on it: that is recorded below (shared.py, recorded.py).
+        unrecorded: Whether nobody asks what autograd would record on it, and not below (shared.py, recorded.py).
         modes: Number of dispatch modes around it. While one of them runs, it is off their stack.
         closing: What is to be done on the plane below just before the level ends, None for nothing.
         asked: Whether code inside has asked for values of its lanes (unasked.py).

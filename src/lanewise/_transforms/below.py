@@ -7,9 +7,16 @@ from torch import Tensor
 
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
-from lanewise._core.plane import tracked
-from lanewise._core.recording.graphs import needs_graph
-from lanewise._core.short.recorded import RecordedLevel, can_record, leaves_below, lowest, pulled_below, rows_below
+from lanewise._core.plane import recorded, tracked
+from lanewise._core.recording.graphs import needs_graph, node_of, reached
+from lanewise._core.short.recorded import (
+    RecordedLevel,
+    can_record,
+    leaves_below,
+    lowest,
+    pulled_below,
+    rows_below,
+)
 from lanewise._core.short.shared import WatchedLevel
 from lanewise._core.trees import Spec, flatten, unflatten
 from lanewise._transforms.arguments import check_output_dtypes, check_outputs, check_scalar, replace, split_aux
@@ -27,11 +34,11 @@ def differentiate_below(level: Any, site: tuple, chosen: tuple[list, Spec | None
         want: Whether the value is wanted, too.
     """
     leaves, spec = chosen
-    if not records_below(level, leaves):
+    if not records_below(level, leaves, may_spread=True):
         return None
     _, func, args, kwargs, argnums = site
-    with Recording(noted=True) as recording, level.recorded_below() as recorded:
-        outer = recording.outer and recorded
+    with Recording(noted=True) as recording, level.recorded_below() as kept:
+        outer = recording.outer and kept
         inputs = leaves_below(level, leaves, outer)
         out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
         value, aux = split_aux(site, out, has_aux)
@@ -58,8 +65,8 @@ def jacobian_below(
     """
     if not records_below(level, leaves):
         return None
-    with Recording(noted=True) as recording, level.recorded_below() as recorded:
-        outer = recording.outer and recorded
+    with Recording(noted=True) as recording, level.recorded_below() as kept:
+        outer = recording.outer and kept
         inputs = leaves_below(level, leaves, outer)
         value, aux = split_aux(site, call(list(inputs)), has_aux)
         outputs, spec = flatten(value)
@@ -73,17 +80,50 @@ def jacobian_below(
         return columns, [out.detach() for out in outputs], spec, graph.freed(aux)
 
 
-def records_below(level: Any, leaves: list) -> bool:
-    """Whether a transform that differentiates with respect to `leaves` records on the lowest plane."""
-    possible = can_record(level, leaves)
+def records_below(level: Any, leaves: list, may_spread: bool = False) -> bool:
+    """Whether a transform that differentiates with respect to `leaves` records on the lowest plane.
+
+    `may_spread`: whether it calls `note_use` for those that are parameters of layers.
+    """
     if isinstance(level, WatchedLevel):
+        possible = can_record(level, leaves, False)
+        if not possible and may_spread and not standing.orders and can_record(level, leaves, True):
+            level.spread = None
+            return False
         level.note_gradient(possible)
+    else:
+        possible = can_record(level, leaves, level.spreads if isinstance(level, RecordedLevel) else False)
     if not isinstance(level, RecordedLevel):
         return False
     if not possible or (standing.orders and not level.recording):
         level.note_autograd()
         return False
     return True
+
+
+# Nodes of operations that do as well with a matrix spread over the lanes, or cost no more than its gradient.
+_LAYERS = {
+    "_LinearBackward",
+    "AddBackward0",
+    "ConvolutionBackward0",
+    "EmbeddingBackward0",
+    "NativeLayerNormBackward0",
+}
+
+
+def note_use(level: Any, inputs: list, value: Tensor) -> None:
+    """At a first call, see whether `value` hangs on large arguments without lanes through layers alone."""
+    if not isinstance(level, WatchedLevel) or level.spread is not None:
+        return
+    level.spread = True
+    matrices = {id(x) for x in inputs if x.dim() > 1 and not level.mapped(x)}
+    users = (
+        node.name()
+        for node in reached([node_of(value)] if recorded(value) else [])
+        for following, _ in node.next_functions
+        if following is not None and id(getattr(following, "variable", None)) in matrices
+    )
+    level.note_gradient(all(name in _LAYERS for name in users))
 
 
 # So many rows of a Jacobian at most are passes of their own.

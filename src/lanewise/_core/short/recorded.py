@@ -29,11 +29,13 @@ class RecordedLevel(BatchLevel):
     Attributes:
         recording: Whether one is being recorded.
         repeats: Whether what one was taken with respect to is the same in all lanes.
+        spreads: Whether that may be large, which layers alone compute with (the rules' spread.py).
     """
 
     __slots__ = ("recording", "repeats")
     watching = True
     tentative = True
+    spreads = False
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
@@ -87,14 +89,27 @@ class RecordedLevel(BatchLevel):
                 raise Disagreement(self)
 
 
+class SpreadLevel(RecordedLevel):
+    """One on which parameters of layers are repeated for the lanes, without a copy."""
+
+    __slots__ = ()
+    spreads = True
+
+
 # So many numbers at most, of all lanes, is an argument without lanes repeated to.
 _MOST_REPEATED = 4096
 
 
-def can_record(level: Any, leaves: Sequence[Any]) -> bool:
+def is_large(level: Any, leaf: Tensor) -> bool:
+    """Whether an argument that is the same in all lanes is one that few operations can do with repeated."""
+    return leaf.dim() > 1 or leaf.numel() * level.size > _MOST_REPEATED
+
+
+def can_record(level: Any, leaves: Sequence[Any], spread: bool) -> bool:
     """Whether gradients with respect to these can be recorded on the lowest plane, below all levels that are open.
 
-    What is the same in all lanes is repeated for it, which is worth while for what is no factor of a matrix product.
+    What is the same in all lanes is repeated for it, which is worth while for what is no factor of a matrix product, or
+    (`spread`) for parameters of layers.
     """
     # Inside another gradient's function, it may have a history: here, or where that is recorded below, there.
     nested = standing.orders > 0
@@ -104,7 +119,7 @@ def can_record(level: Any, leaves: Sequence[Any]) -> bool:
         value = lowest(level, leaf)
         if value is None:
             value = leaf
-            if level.parent is not None or leaf.dim() > 1 or leaf.numel() * level.size > _MOST_REPEATED:
+            if level.parent is not None or (not spread and is_large(level, leaf)):
                 return False
         if type(value) is not Tensor or not value.is_floating_point() or (value.requires_grad and not nested):
             return False
@@ -116,19 +131,20 @@ def leaves_below(level: RecordedLevel, leaves: Sequence[Tensor], outer: bool) ->
 
     `outer`: whether they keep the history that they have there.
     """
-    values = [_at_bottom(level, _alias, _plain(level, leaf), outer) for leaf in leaves]
-    for value in values:
+    values = _at_bottom(level, _aliases, [_lanes_of(level, leaf) for leaf in leaves], outer)
+    for leaf, value in zip(leaves, values, strict=True):
         note_leaf(value)
-    level.repeats = level.repeats or not all(map(level.mapped, leaves))
+        level.repeats = level.repeats or not level.mapped(leaf)
     return [_raised(level, value) for value in values]
 
 
-def _plain(level: RecordedLevel, leaf: Tensor) -> Tensor:
-    return lowest(level, leaf) if level.mapped(leaf) else level.expanded(leaf)
+def _lanes_of(level: RecordedLevel, leaf: Tensor) -> Tensor:
+    return lowest(level, leaf) if level.mapped(leaf) else leaf.expand(level.size, *leaf.shape)
 
 
-def _alias(value: Tensor, outer: bool) -> Tensor:
-    return value.view_as(value) if outer and value.requires_grad else value.detach().requires_grad_()
+def _aliases(values: list[Tensor], outer: bool) -> list[Tensor]:
+    keeps = [outer and value.requires_grad for value in values]
+    return [v.view_as(v) if keep else v.detach().requires_grad_() for v, keep in zip(values, keeps, strict=True)]
 
 
 def pulled_below(level: RecordedLevel, out: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:

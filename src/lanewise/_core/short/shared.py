@@ -16,7 +16,7 @@ from lanewise._core.draws.random import is_random
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import STATISTICS, Plane, tracked, written_statistics
-from lanewise._core.short.recorded import RecordedLevel
+from lanewise._core.short.recorded import RecordedLevel, SpreadLevel
 from lanewise._core.trees import flatten
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
@@ -37,6 +37,8 @@ with_wrappers: set[Any] = set()
 _without: dict[bool, set[Any]] = {True: set(), False: set()}
 # Code of those whose gradients are recorded below, likewise.
 _below: dict[bool, set[Any]] = {True: set(), False: set()}
+# Of these, code of those that differentiate parameters of layers, which are the same in all lanes.
+_spread: dict[bool, set[Any]] = {True: set(), False: set()}
 # Code of those for which autograd records on the lowest plane alone, likewise.
 _unrecorded: dict[bool, set[Any]] = {True: set(), False: set()}
 # Code of those that take no such gradients inside another `vmap`.
@@ -53,10 +55,11 @@ class WatchedLevel(BatchLevel):
         fit: Whether plain tensors would have done.
         gradients: How many gradients of its lanes were taken.
         recordable: Whether all of them could have been recorded below (recorded.py).
+        spread: Whether that is so with parameters of layers spread over the lanes. None while that is to be seen.
         quiet: Whether no transform has run inside, and nobody has asked what autograd records on this plane.
     """
 
-    __slots__ = ("adopted", "fit", "gradients", "recordable", "quiet")
+    __slots__ = ("adopted", "fit", "gradients", "recordable", "spread", "quiet")
     watching = True
 
     def __init__(self, *place: Any) -> None:
@@ -65,6 +68,7 @@ class WatchedLevel(BatchLevel):
         self.fit = self.parent is None
         self.gradients = 0
         self.recordable = True
+        self.spread: bool | None = False
         self.quiet = True
 
     def adopt(self, value: Tensor, origin: tuple | None = None) -> BatchTensor:
@@ -220,7 +224,9 @@ def class_of_level(code: Any, args: tuple, randomness: str) -> type[BatchLevel]:
         return BatchLevel if nested else SharedLevel
     if code in _unrecorded[grads]:
         return BatchLevel if nested else UnrecordedLevel
-    return RecordedLevel if code in _below[grads] else WatchedLevel
+    if code in _below[grads]:
+        return SpreadLevel if code in _spread[grads] else RecordedLevel
+    return WatchedLevel
 
 
 def _are_whole(levels: list) -> bool:
@@ -236,7 +242,7 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
     if type(level) is SharedLevel:
         level.check_end()
         return True
-    if type(level) is RecordedLevel:
+    if isinstance(level, RecordedLevel):
         level.check_end(flatten(out)[0])
         return True
     if type(level) is UnrecordedLevel:
@@ -245,6 +251,8 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
         known = _without[level.grad_mode]
     elif level.gradients and level.recordable:
         known = _below[level.grad_mode]
+        if level.spread:
+            _spread[level.grad_mode].add(code)
     elif level.has_recorded():
         known = _unrecorded[level.grad_mode]
     else:
@@ -258,5 +266,5 @@ def runs_otherwise(level: Any, code: Any, out: Any) -> bool:
 def forget(code: Any) -> None:
     """Run a function with wrappers from now on."""
     with_wrappers.add(code)
-    for known in (*_without.values(), *_below.values(), *_unrecorded.values()):
+    for known in (*_without.values(), *_below.values(), *_spread.values(), *_unrecorded.values()):
         known.discard(code)

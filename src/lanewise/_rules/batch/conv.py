@@ -110,12 +110,18 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
         elif form == "windows":
             out = convolve_windows(x.value, weight.value, options, groups)
         else:
-            out = torch.convolution(into_channels(x.value), weight.value.flatten(0, 1), None, *options, lanes * groups)
-            out = out_of_channels(out, lanes)
+            out = convolution_of_lanes(x.value, weight.value, options, groups)
     else:
         filters = into_depth(weight.value) if transposed else into_filters(weight.value, groups)
         out = out_of_channels(aten.convolution(x, filters, None, *options, groups), lanes, groups)
     return _with_bias(level, out, bias)
+
+
+def convolution_of_lanes(x, weight, options, groups):
+    """x [B, N, I, *sp], weight [B, O, I / groups, *k] -> [B, N, O, *sp_out]"""
+    lanes = x.shape[0]
+    out = aten.convolution(into_channels(x), weight.flatten(0, 1), None, *options, lanes * groups)
+    return out_of_channels(out, lanes)
 
 
 def forward_form(filters, depth, taps, positions):
@@ -240,19 +246,7 @@ def _weight_gradient(level, grad, x, shape, options, groups):
     transposed = options[3]
     like = level.physical(x)
     if level.mapped(grad) and level.mapped(x):
-        positions = grad.shape[0] * prod(grad.shape[2:])
-        form = per_lane_form(lanes * groups, filters // groups, depth, prod(kernel), positions)
-        if not transposed and form == "correlate" and groups > 1:
-            return _by_correlation(grad.value, x.value, kernel, options)
-        if not transposed and form == "alone":
-            dummy = shape_of(like, *shape)
-            pairs = zip(grad.value.unbind(), x.value.unbind(), strict=True)
-            return torch.stack([_backward(slopes, image, dummy, options, groups, 1) for slopes, image in pairs])
-        if not transposed and form != "grouped":
-            return _by_windows(grad.value, x.value, kernel, options, groups)
-        dummy = shape_of(like, lanes * filters, depth, *kernel)
-        out = _backward(into_channels(grad.value), into_channels(x.value), dummy, options, lanes * groups, 1)
-        return split_lanes(out, lanes, filters)
+        return weight_gradient_of_lanes(grad.value, x.value, shape, options, groups)
     if not level.mapped(grad) and not level.mapped(x):
         return _backward(grad, x, shape_of(like, *shape), options, groups, 1).expand(lanes, *shape)
     # Lanes of one side go into its channels; those are filters or their depth.
@@ -262,6 +256,25 @@ def _weight_gradient(level, grad, x, shape, options, groups):
     inputs = into_channels(x.value, groups) if level.mapped(x) else x
     out = _backward(folded, inputs, dummy, options, groups, 1)
     return out_of_filters(out, lanes, groups) if into_rows else out_of_depth(out, lanes)
+
+
+def weight_gradient_of_lanes(grad, x, shape, options, groups):
+    """grad [B, N, O, *sp_out], x [B, N, I, *sp], `shape` of one lane's weight -> [B, *shape]"""
+    filters, depth, *kernel = shape
+    lanes, transposed = x.shape[0], options[3]
+    positions = grad.shape[1] * prod(grad.shape[3:])
+    form = per_lane_form(lanes * groups, filters // groups, depth, prod(kernel), positions)
+    if not transposed and form == "correlate" and groups > 1:
+        return _by_correlation(grad, x, kernel, options)
+    if not transposed and form == "alone":
+        dummy = shape_of(x, *shape)
+        pairs = zip(grad.unbind(), x.unbind(), strict=True)
+        return torch.stack([_backward(slopes, image, dummy, options, groups, 1) for slopes, image in pairs])
+    if not transposed and form != "grouped":
+        return _by_windows(grad, x, kernel, options, groups)
+    dummy = x.new_empty(lanes * filters, depth, *kernel)  # the kernel would copy one without memory
+    out = _backward(into_channels(grad), into_channels(x), dummy, options, lanes * groups, 1)
+    return split_lanes(out, lanes, filters)
 
 
 def _backward(grad, x, weight, options, groups, which):

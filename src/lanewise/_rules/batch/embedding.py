@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BATCH_RULES, BatchLevel, BatchTensor
+from lanewise._core.batch import BATCH_RULES, BatchTensor
 from lanewise._core.missing import no_strides
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, lift
@@ -11,17 +11,17 @@ from lanewise._core.python.factories import route, unrouted
 from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import lane_rule
 from lanewise._rules.batch.operands import split_lanes
+from lanewise._rules.batch.spread import Embedding, apply, is_spread, shifted, unseen
 from lanewise._torch_compat import current_autograd_node, fast_binding
 from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
 
-def _shifted(level: BatchLevel, indices: Tensor, rows: int, last: int = 0) -> Tensor:
+def _shifted(indices: Tensor, rows: int, last: int = 0) -> Tensor:
     """indices [B, *I] into a table of each lane -> into all tables, one below the other; `last` more may be named"""
     _check_range(indices, rows + last)
-    offsets = torch.arange(level.size, dtype=indices.dtype, device=indices.device) * rows
-    return indices + offsets.view(-1, *([1] * (indices.dim() - 1)))
+    return shifted(indices, rows)
 
 
 def _check_range(indices: Tensor, rows: int) -> None:
@@ -44,12 +44,14 @@ def embedding(level, weight, indices, padding_idx=-1, scale_grad_by_freq=False, 
     rows, width = weight.shape
     if not level.mapped(weight) and not scale_grad_by_freq:
         return torch.embedding(weight, indices.value, padding_idx, scale_grad_by_freq, sparse)
+    if level.mapped(indices) and not (scale_grad_by_freq or sparse) and is_spread(weight.value) and unseen():
+        return apply(Embedding(padding_idx), indices.value, weight.value)
     table = level.expanded(weight)
     if not level.mapped(indices) and not scale_grad_by_freq:
         _check_range(indices, rows)
         out = table.index_select(1, indices.reshape(-1)).reshape(level.size, *indices.shape, width)
     else:
-        places = _shifted(level, level.expanded(indices), rows)
+        places = _shifted(level.expanded(indices), rows)
         out = torch.embedding(table.reshape(level.size * rows, width), places, -1, scale_grad_by_freq, sparse)
     if padding_idx >= 0 and torch.is_grad_enabled() and (isinstance(out, Plane) or out.requires_grad):
         with torch.no_grad():
@@ -69,7 +71,7 @@ def embedding_backward(level, grad, indices, rows, padding_idx, scale_grad_by_fr
     grad, indices = level.expanded(grad), indices.value
     if padding_idx >= 0:
         grad = grad.masked_fill((indices == padding_idx).unsqueeze(-1), 0)
-    places = _shifted(level, indices, rows)
+    places = _shifted(indices, rows)
     out = aten.embedding_dense_backward(grad, places, lanes * rows, -1, scale_grad_by_freq)
     return split_lanes(out, lanes, rows)
 
@@ -100,7 +102,7 @@ def embedding_renorm_(level, weight, indices, max_norm, norm_type):
     if type(table) is BatchTensor and table.level.mapped(places):
         lift(table)  # where its history is recorded
     if level.mapped(weight):
-        places = _shifted(level, level.expanded(indices), weight.shape[0])
+        places = _shifted(level.expanded(indices), weight.shape[0])
     flat = table.reshape(-1, weight.shape[1])
     with torch.no_grad():
         torch.embedding_renorm_(flat, places.reshape(-1), max_norm, norm_type)
@@ -154,7 +156,7 @@ def embedding_bag(
     bags = _bag_of_each(starts, count)
     if level.mapped(weight) or scale_grad_by_freq:
         table = level.expanded(weight).reshape(lanes * rows, width)
-        shifted = _shifted(level, places, rows)
+        shifted = _shifted(places, rows)
         # A padding index is skipped, so all lanes may name one row for it.
         places = shifted if padding_idx < 0 else torch.where(places == padding_idx, padding_idx, shifted)
     weights = None if per_sample_weights is None else level.expanded(per_sample_weights).reshape(-1)
@@ -162,7 +164,7 @@ def embedding_bag(
     out, _, sizes, won = aten._embedding_bag(
         table,
         places.reshape(-1),
-        _shifted(level, starts, count, last=1).reshape(-1),
+        _shifted(starts, count, last=1).reshape(-1),
         scale_grad_by_freq,
         mode,
         sparse,
@@ -212,7 +214,7 @@ def embedding_bag_backward(
     indices, slopes = _slopes_of_each(level, grad, indices, offsets, bags, padding_idx)
     if per_sample_weights is not None:
         slopes = slopes * level.expanded(per_sample_weights).unsqueeze(2)
-    places = _shifted(level, indices, rows)
+    places = _shifted(indices, rows)
     out = aten.embedding_dense_backward(slopes, places, level.size * rows, -1, scale_grad_by_freq)
     return split_lanes(out, level.size, rows)
 

@@ -15,12 +15,13 @@ from lanewise._core.python.factories import route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
 from lanewise._rules.batch.pooling import pooled
+from lanewise._rules.batch.spread import Convolution, GroupNorm, LayerNorm, apply, is_spread
 from lanewise._torch_compat import OpOverload, is_grad_enabled
 
 aten = torch.ops.aten
 
 
-def _level_for(x: Any, *parameters: Any) -> BatchLevel | None:
+def level_for(x: Any, *parameters: Any) -> BatchLevel | None:
     """The level of x, where a layer of x and of parameters without lanes can go below as a whole."""
     if type(x) is not BatchTensor or not x.mapped:
         return None
@@ -38,6 +39,32 @@ def _level_for(x: Any, *parameters: Any) -> BatchLevel | None:
     return None if records and is_grad_enabled() and not level.unrecorded else level
 
 
+def spread_for(x: Any, *parameters: Any) -> tuple | None:
+    """The level of x, and parameters as they are below, where one of them is spread over the lanes (spread.py)."""
+    if type(x) is not BatchTensor or not x.mapped or x.level.parent is not None:
+        return None
+    level = x.level
+    if level.lanes is not None or not unwatched(level) or type(x.value) is not Tensor:
+        return None
+    values = []
+    found = False
+    for parameter in parameters:
+        value = parameter
+        if type(parameter) is BatchTensor:
+            value = parameter.value
+            if parameter.level is not level or not parameter.mapped or recorded(parameter) or not is_spread(value):
+                return None
+            found = True
+        elif parameter is not None:
+            if type(parameter) not in PLAIN or parameter.requires_grad or parameter.layout is not torch.strided:
+                return None
+            value = parameter.expand(level.size, *parameter.shape)
+        if value is not None and value.dtype is not x.dtype:
+            return None
+        values.append(value)
+    return (level, values) if found and not recorded(x) else None
+
+
 def _for_all_images(call: Callable, x: Tensor, *args: Any) -> Tensor:
     """`call` of x [B, N, *S] with B * N images -> [B, N, *T]"""
     out = call(x.flatten(0, 1), *args)
@@ -47,8 +74,10 @@ def _for_all_images(call: Callable, x: Tensor, *args: Any) -> Tensor:
 def _convolution(op: OpOverload, rank: int) -> None:
     def convolve(x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
         """x [N, C, *sp] or [C, *sp], weight [D, C / groups, *k], bias [D] -> [N, D, *sp_out] or [D, *sp_out]"""
-        level = _level_for(x, weight, bias)
-        if level is None or weight.dim() != rank + 2:
+        level = level_for(x, weight, bias)
+        if level is None:
+            return _convolve_spread(rank, x, weight, bias, *options)
+        if weight.dim() != rank + 2:
             return NotImplemented
         if x.dim() == rank + 1:
             return level.wrap(level.below(op, x.value, weight, bias, *options))
@@ -59,30 +88,72 @@ def _convolution(op: OpOverload, rank: int) -> None:
     route_past(op, convolve)
 
 
+def _convolve_spread(
+    rank: int, x: Any, weight: Any, bias: Any, stride: Any = (1,), padding: Any = (0,), dilation: Any = (1,), groups=1
+) -> Any:
+    found = spread_for(x, weight, bias)
+    if found is None or x.dim() not in (rank + 1, rank + 2) or weight.dim() != rank + 2 or not x.numel():
+        return NotImplemented
+    level, values = found
+    stride, dilation = _each(stride, rank), _each(dilation, rank)
+    if padding == "valid":
+        padding = (0,)
+    elif padding == "same":
+        padding = [step * (taps - 1) / 2 for step, taps in zip(dilation, weight.shape[2:], strict=True)]
+        if any(each % 1 for each in padding) or any(step != 1 for step in stride):
+            return NotImplemented
+        padding = [int(each) for each in padding]
+    layer = Convolution(stride, _each(padding, rank), dilation, False, [0] * rank, groups)
+    return level.wrap(level.below(_of_images, layer, x.value, x.dim() == rank + 2, *values))
+
+
+def _of_images(layer: Convolution, x: Tensor, several: bool, *parameters: Any) -> Tensor:
+    return apply(layer, x, *parameters) if several else apply(layer, x.unsqueeze(1), *parameters).squeeze(1)
+
+
+def _each(values: Any, rank: int) -> list[int]:
+    values = [values] if type(values) is int else list(values)
+    return values * rank if len(values) == 1 else values
+
+
 for _rank in (1, 2, 3):
     for _name in ("default", "padding"):
         _convolution(getattr(getattr(aten, f"conv{_rank}d"), _name), _rank)
 
 
-def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, *options: Any) -> Any:
+def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *options: Any) -> Any:
     """x [N, C, *sp], weight and bias [C] -> [N, C, *sp]"""
-    level = _level_for(x, weight, bias)
-    if level is None or x.dim() < 2 or not x.numel():
+    if x.dim() < 2 or not x.numel():
         return NotImplemented
-    return level.wrap(level.below(_for_all_images, aten.group_norm.default, x.value, groups, weight, bias, *options))
+    level = level_for(x, weight, bias)
+    if level is not None:
+        args = groups, weight, bias, eps, *options
+        return level.wrap(level.below(_for_all_images, aten.group_norm.default, x.value, *args))
+    found = spread_for(x, weight, bias)
+    if found is None or x.shape[1] % groups:
+        return NotImplemented
+    level, values = found
+    return level.wrap(level.below(apply, GroupNorm(groups, eps), x.value, *values))
 
 
-def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, *options: Any) -> Any:
+def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *options: Any) -> Any:
     """x [*S, *shape], weight and bias [*shape] -> [*S, *shape]"""
-    level = _level_for(x, weight, bias)
-    if level is None or list(x.shape[x.dim() - len(shape) :]) != list(shape):
+    if list(x.shape[x.dim() - len(shape) :]) != list(shape):
         return NotImplemented
-    return level.wrap(level.below(aten.layer_norm.default, x.value, shape, weight, bias, *options))
+    level = level_for(x, weight, bias)
+    if level is not None:
+        args = shape, weight, bias, eps, *options
+        return level.wrap(level.below(aten.layer_norm.default, x.value, *args))
+    found = spread_for(x, weight, bias)
+    if found is None:
+        return NotImplemented
+    level, values = found
+    return level.wrap(level.below(apply, LayerNorm(list(shape), eps), x.value, *values))
 
 
 def _max_pool2d(x: Any, *options: Any) -> Any:
     """x [N, C, H, W] or [C, H, W] -> [N, C, *sp_out] or [C, *sp_out]"""
-    level = _level_for(x)
+    level = level_for(x)
     if level is None or x.dim() not in (3, 4):
         return NotImplemented
     if x.dim() == 3:

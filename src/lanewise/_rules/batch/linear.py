@@ -17,7 +17,9 @@ from lanewise._core.python.factories import route_past
 from lanewise._core.recording.passes import engine_goes_on
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
+from lanewise._rules.batch.layers import level_for, spread_for
 from lanewise._rules.batch.matmul import product
+from lanewise._rules.batch.spread import Linear, apply
 from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
 
 aten = torch.ops.aten
@@ -25,6 +27,13 @@ aten = torch.ops.aten
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """x `[*S, n]`, weight `[m, n]`, bias `[m]` -> `[*S, m]`; NotImplemented unless x or the weight has lanes."""
+    level = level_for(x, weight, bias)
+    if level is not None and weight.dim() == 2 and x.dim():
+        return level.wrap(level.below(F.linear, x.value, weight, bias))
+    found = spread_for(x, weight, bias)
+    if found is not None and weight.dim() == 2 and x.dim():
+        level, values = found
+        return level.wrap(level.below(apply, Linear(), x.value, *values))
     with_lanes = x if type(x) is BatchTensor and x.mapped else weight
     if type(with_lanes) is not BatchTensor or not with_lanes.mapped or x.is_complex():
         return NotImplemented

@@ -157,22 +157,27 @@ def group_norm_backward(level, grad, x, mean, rstd, weight, images, channels, po
 
     torch's kernel has no derivative of its own, so where one is wanted below, the formula is written out.
     """
-    lanes, shape = level.size, x.shape
     grad, x, mean, rstd = (level.expanded(t) for t in (grad, x, mean, rstd))
     if is_tracked(grad, x, mean, rstd, level.physical(weight) if weight is not None else None):
         scale = None if weight is None else level.expanded(weight)
         return _group_norm_backward_formula(grad, x, mean, rstd, scale, groups, output_mask)
+    scale = None if weight is None else level.physical(weight)
+    return group_norm_backward_of_lanes(grad, x, mean, rstd, scale, groups, output_mask)
+
+
+def group_norm_backward_of_lanes(grad, x, mean, rstd, weight, groups, output_mask):
+    """grad, x [B, N, C, *sp], mean, rstd [B, N, groups], weight [C] or [B, C] -> the gradients of each lane"""
+    lanes, images, channels = x.shape[:3]
     # The kernel reads memory without looking at strides.
     folded = [t.transpose(0, 1).flatten(1, 2).contiguous() for t in (grad, x, mean, rstd)]
-    parts = aten.native_group_norm_backward(
-        *folded, _affine(level, weight), images, lanes * channels, positions, lanes * groups, output_mask
+    scale = None if weight is None else weight.expand(lanes, channels).reshape(-1).contiguous()
+    sizes = (images, lanes * channels, prod(x.shape[3:]), lanes * groups)
+    grad_x, grad_weight, grad_bias = aten.native_group_norm_backward(*folded, scale, *sizes, output_mask)
+    return (
+        grad_x.reshape(images, lanes, *x.shape[2:]).transpose(0, 1) if output_mask[0] else None,
+        grad_weight.view(lanes, channels) if output_mask[1] else None,
+        grad_bias.view(lanes, channels) if output_mask[2] else None,
     )
-    grad_x, grad_weight, grad_bias = parts
-    if output_mask[0]:
-        grad_x = grad_x.reshape(images, lanes, *shape[1:]).transpose(0, 1)
-    grad_weight = grad_weight.view(lanes, channels) if output_mask[1] else None
-    grad_bias = grad_bias.view(lanes, channels) if output_mask[2] else None
-    return grad_x if output_mask[0] else None, grad_weight, grad_bias
 
 
 def _group_norm_backward_formula(grad, x, mean, rstd, weight, groups, output_mask):
