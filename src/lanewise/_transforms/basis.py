@@ -30,7 +30,10 @@ class Basis:
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             if len(self.tensors) == 1 and not self.twice[0] and length == self.total:
                 only = self.tensors[0]
-                rows = torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)
+                if length == 1:
+                    rows = torch.ones((1, *only.shape), dtype=only.dtype, device=only.device)
+                else:
+                    rows = torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)
                 return [_distributed_as(only, rows)]
             offset = 0
             found = []
@@ -55,9 +58,11 @@ def _distributed_as(tensor: Any, rows: Tensor) -> Tensor:
 
 
 def of_reverse(site: Site, column: Tensor, x: Tensor, basis: Basis) -> list[Tensor]:
-    """`[total, *x]` -> the Jacobian `[*y, *x]` of each output y."""
+    """`[total, *x]`, or `[*x]` of one number, -> the Jacobian `[*y, *x]` of each output y."""
     if len(basis.tensors) == 1 and not basis.twice[0]:
-        return [column.reshape((*basis.tensors[0].shape, *x.shape))]
+        shape = (*basis.tensors[0].shape, *x.shape)
+        # A view that is none would be one more operation for each derivative that is taken of it.
+        return [column if column.shape == shape else column.reshape(shape)]
     blocks = []
     for rows, y, both in zip(column.split(basis.counts), basis.tensors, basis.twice):
         if both:

@@ -141,6 +141,7 @@ def jacrev(
                 check_not_nested(site, outputs, name, "return y.to_padded_tensor(0.0)")
                 basis = Basis(outputs, [out.is_complex() for out in outputs])
                 create_graph = outer and needs_graph(outputs, inputs)
+                chunked = chunk_size is not None or bool(progress)
                 recordable = isinstance(here, WatchedLevel) and here.recordable and are_few(outputs)
 
                 def run(start: int, length: int) -> tuple[list, list, Spec]:
@@ -149,7 +150,7 @@ def jacrev(
                     if length == 1 and (chunk_size == 1 or basis.total == 1):
                         one = [row[0] for row in cotangents]
                         grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
-                        return [g[None] for g in grads], [], LEAF
+                        return [g[None] for g in grads] if chunked else grads, [], LEAF
                     level = BatchLevel(length)
                     level.restartable, level.journal = True, []
                     try:
@@ -176,7 +177,7 @@ def jacrev(
                         )
                     return [torch.stack(column) for column in zip(*each)], [], LEAF
 
-                if chunk_size is None and not progress:
+                if not chunked:
                     columns = run(0, basis.total)[0]
                 else:
                     results = map_chunks(

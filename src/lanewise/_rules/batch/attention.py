@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel, BatchTensor
-from lanewise._core.plane import tracked
-from lanewise._core.python.factories import route_past
+from lanewise._core.plane import recorded, tracked
+from lanewise._core.python.factories import call_first, route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand, split_lanes
@@ -123,9 +123,10 @@ def fused_choice(
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    """Attention as one operation on the plane below, where nobody records it; else NotImplemented.
+    """Attention as one operation on the plane below, where nobody records it on this one; else NotImplemented.
 
-    torch's fused kernels have no second derivative, the operations that they stand for have.
+    torch's fused kernels have no second derivative, the operations that they stand for have: in a nested derivative,
+    these are recorded in their place.
     """
     if type(query) is not BatchTensor or query.level.lanes is not None or dropout_p or enable_gqa:
         return NotImplemented
@@ -135,7 +136,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     for operand in (query, key, value):
         if not level.mapped(operand) or operand.dim() != query.dim() or operand.dtype is not query.dtype:
             return NotImplemented
-        if is_grad_enabled() and tracked(operand):
+        if is_grad_enabled() and (recorded(operand) if level.unrecorded else tracked(operand)):
             return NotImplemented
     if attn_mask is not None and (type(attn_mask) is not Tensor or attn_mask.requires_grad or attn_mask.dim() > 2):
         return NotImplemented
@@ -155,6 +156,7 @@ def _attention_of_lanes(query, key, value, mask, is_causal, scale):
     return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
 
 
+call_first("scaled_dot_product_attention", F, _attention)
 route_past(aten.scaled_dot_product_attention.default, _attention)
 
 

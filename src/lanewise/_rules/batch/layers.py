@@ -4,19 +4,21 @@ torch takes them apart into views and into kernels with several results, each of
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.plane import recorded
-from lanewise._core.python.factories import route_past
+from lanewise._core.python.factories import call_first, route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
 from lanewise._rules.batch.pooling import pooled
 from lanewise._rules.batch.spread import Convolution, GroupNorm, LayerNorm, apply, is_spread
-from lanewise._torch_compat import OpOverload, is_grad_enabled
+from lanewise._torch_compat import is_grad_enabled
 
 aten = torch.ops.aten
 
@@ -71,7 +73,15 @@ def _for_all_images(call: Callable, x: Tensor, *args: Any) -> Tensor:
     return out.view(*x.shape[:2], *out.shape[1:])
 
 
-def _convolution(op: OpOverload, rank: int) -> None:
+def _layer(name: str, module: ModuleType, kernel: Callable) -> None:
+    """Let `kernel` carry out a function of torch, of that name, and the operation that it is."""
+    call_first(name, module, kernel)
+    route_past(getattr(aten, name).default, kernel)
+
+
+def _convolution(name: str, rank: int) -> None:
+    call = getattr(F, name)
+
     def convolve(x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
         """x [N, C, *sp] or [C, *sp], weight [D, C / groups, *k], bias [D] -> [N, D, *sp_out] or [D, *sp_out]"""
         level = level_for(x, weight, bias)
@@ -80,12 +90,13 @@ def _convolution(op: OpOverload, rank: int) -> None:
         if weight.dim() != rank + 2:
             return NotImplemented
         if x.dim() == rank + 1:
-            return level.wrap(level.below(op, x.value, weight, bias, *options))
+            return level.wrap(level.below(call, x.value, weight, bias, *options))
         if x.dim() != rank + 2:
             return NotImplemented
-        return level.wrap(level.below(_for_all_images, op, x.value, weight, bias, *options))
+        return level.wrap(level.below(_for_all_images, call, x.value, weight, bias, *options))
 
-    route_past(op, convolve)
+    _layer(name, F, convolve)
+    route_past(getattr(aten, name).padding, convolve)
 
 
 def _convolve_spread(
@@ -117,8 +128,7 @@ def _each(values: Any, rank: int) -> list[int]:
 
 
 for _rank in (1, 2, 3):
-    for _name in ("default", "padding"):
-        _convolution(getattr(getattr(aten, f"conv{_rank}d"), _name), _rank)
+    _convolution(f"conv{_rank}d", _rank)
 
 
 def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *options: Any) -> Any:
@@ -128,7 +138,7 @@ def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: 
     level = level_for(x, weight, bias)
     if level is not None:
         args = groups, weight, bias, eps, *options
-        return level.wrap(level.below(_for_all_images, aten.group_norm.default, x.value, *args))
+        return level.wrap(level.below(_for_all_images, _plain_group_norm, x.value, *args))
     found = spread_for(x, weight, bias)
     if found is None or x.shape[1] % groups:
         return NotImplemented
@@ -143,7 +153,7 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: f
     level = level_for(x, weight, bias)
     if level is not None:
         args = shape, weight, bias, eps, *options
-        return level.wrap(level.below(aten.layer_norm.default, x.value, *args))
+        return level.wrap(level.below(_plain_layer_norm, x.value, *args))
     found = spread_for(x, weight, bias)
     if found is None:
         return NotImplemented
@@ -165,6 +175,19 @@ def _values(x: Tensor, *options: Any) -> Tensor:
     return pooled(x, options)[0]
 
 
-route_past(aten.group_norm.default, _group_norm)
-route_past(aten.layer_norm.default, _layer_norm)
-route_past(aten.max_pool2d.default, _max_pool2d)
+def _activation(name: str, module: ModuleType) -> None:
+    call = getattr(module, name)
+
+    def activate(x: Any) -> Any:
+        level = level_for(x)
+        return NotImplemented if level is None else level.wrap(level.below(call, x.value))
+
+    call_first(name, module, activate)
+
+
+_plain_group_norm, _plain_layer_norm = torch.group_norm, torch.layer_norm
+_layer("group_norm", torch, _group_norm)
+_layer("layer_norm", torch, _layer_norm)
+_layer("max_pool2d", torch, _max_pool2d)
+_activation("relu", torch)
+_activation("gelu", F)

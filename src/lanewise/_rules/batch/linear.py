@@ -13,7 +13,7 @@ from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.plane import Plane, recorded, sync
-from lanewise._core.python.factories import route_past
+from lanewise._core.python.factories import call_first, route_past
 from lanewise._core.recording.passes import engine_goes_on
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
@@ -185,4 +185,5 @@ def _plain_level(cotangent: Any, other: Any) -> BatchLevel | None:
     return level
 
 
+call_first("linear", F, _linear)
 route_past(aten.linear.default, _linear)

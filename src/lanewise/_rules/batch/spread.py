@@ -224,7 +224,8 @@ class GroupNorm(Layer):
         return out.view(x.shape), tuple(t.view(*x.shape[:2], groups) for t in kept)
 
     def backward(self, wanted, cotangent, kept, x, weight, bias):
-        return group_norm_backward_of_lanes(cotangent, x, *kept, weight, self.options[0], list(wanted))
+        mean, rstd = kept
+        return group_norm_backward_of_lanes(cotangent, x, mean, rstd, weight, self.options[0], list(wanted))
 
     def composed(self, x, weight, bias):
         groups, eps = self.options
