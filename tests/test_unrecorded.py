@@ -182,6 +182,111 @@ def test_who_asks_for_the_record_gets_it(name: str, first: bool) -> None:
             torch.testing.assert_close(got, wanted)
 
 
+FROZEN, SCALE = numbers(2, 3), numbers(3).requires_grad_()
+LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a factory": lambda x: F.linear(x * torch.ones(3, dtype=x.dtype, requires_grad=True), FROZEN),
+    "a Parameter": lambda x: F.layer_norm(x * nn.Parameter(torch.ones_like(x[:1])), (3,)),
+    "requires_grad_": lambda x: F.linear((x * 1).requires_grad_(), FROZEN),
+    "a view of one": lambda x: F.linear((x * 1).requires_grad_().view(1, 3).squeeze(0), FROZEN),
+    "beside a captured one": lambda x: F.linear(x * SCALE, FROZEN) * torch.ones(2, dtype=x.dtype, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_what_hangs_on_leaves_made_inside_requires_grad(name: str) -> None:
+    xs, f = numbers(4, 3), LEAVES[name]
+    mapped = vmap(f)
+    for _ in range(3):
+        out = mapped(xs)
+        torch.testing.assert_close(out, torch.stack([f(x) for x in xs]))
+        assert out.requires_grad
+
+
+def test_captured_factors_are_not_recorded_on_the_plane_of_the_lanes() -> None:
+    found, xs = [], numbers(4, 3)
+
+    def f(x: Tensor) -> Tensor:
+        out = (x * SCALE + SCALE[0]) / SCALE
+        found.append(recorded(out))
+        return F.linear(out, FROZEN)
+
+    mapped = vmap(f)
+    for _ in range(3):
+        out, expected = mapped(xs), torch.stack([f(x) for x in xs])
+        torch.testing.assert_close(out, expected)
+        got, wanted = (torch.autograd.grad(y.sin().sum(), SCALE) for y in (out, expected))
+        torch.testing.assert_close(got, wanted)
+    assert [found[0], *found[5::5]] == [True, False, False]
+
+
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "flatten": lambda x: x.flatten(),
+    "flatten some": lambda x: x.flatten(1, -1),
+    "flatten a transposed": lambda x: x.transpose(0, 1).flatten(),
+    "permute": lambda x: x.permute(2, 0, -2),
+    "permute by a tuple": lambda x: x.permute((1, 0, 2)),
+    "reshape": lambda x: x.reshape(-1, 2),
+    "reshape by a size": lambda x: x.reshape(torch.Size([4, 3])),
+    "squeeze": lambda x: x[:1].squeeze(),
+    "squeeze a dim": lambda x: x[:, :1].squeeze(-2),
+    "squeeze what is longer": lambda x: x.squeeze(0),
+    "squeeze dims": lambda x: x[:1, :1].squeeze((0, 1)),
+    "transpose": lambda x: x.transpose(-1, 0),
+    "unbind": lambda x: x.unbind(1)[1],
+    "unpack": lambda x: (lambda a, b: a - b)(*x),
+    "unflatten": lambda x: x.unflatten(-1, (2, 1)),
+    "unsqueeze": lambda x: x.unsqueeze(-1).unsqueeze(0),
+    "view": lambda x: x.view(3, 4),
+    "view by a tuple": lambda x: x.view((-1,)),
+    "view of bits": lambda x: x.detach().view(torch.int64) * LINEAR.bias[0],
+    "sum": lambda x: x.sum(),
+    "sum of dims": lambda x: x.sum((0, -1), keepdim=True),
+    "sum of no dims": lambda x: x.sum(()),
+    "sum of a dim by name": lambda x: x.sum(dim=1),
+    "sum in another dtype": lambda x: x.sum(dtype=torch.float32),
+    "sum of numbers": lambda x: (x > 0).sum() * LINEAR.bias[0],
+    "mean": lambda x: x.mean(),
+    "mean of a dim": lambda x: x.mean(-1),
+    "written": lambda x: _written(x),
+}
+
+
+def _written(x: Tensor) -> Tensor:
+    """A write to a view is one to what it is a view of."""
+    hidden = x * 1
+    hidden.transpose(0, 1).unsqueeze(0).mul_(2)
+    hidden.view(-1)[:2].add_(1)
+    return hidden
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_and_sums_of_values_that_are_recorded_below(name: str, dim: int) -> None:
+    xs = numbers(2, 3, 2, 5).movedim(-1, dim)
+    scale = numbers(1)[0].requires_grad_()
+    f = lambda x: VIEWS[name](x * scale)
+    mapped = vmap(f, in_dims=dim)
+    for _ in range(3):
+        out, expected = mapped(xs), torch.stack([f(x) for x in xs.unbind(dim)])
+        torch.testing.assert_close(out, expected)
+        assert out.requires_grad == expected.requires_grad
+        if out.requires_grad:
+            got, wanted = (torch.autograd.grad(y.sin().sum(), scale, allow_unused=True) for y in (out, expected))
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x.view(5), lambda x: x.transpose(0, 3), lambda x: x.sum(4)])
+def test_views_that_there_are_not(wrong: Callable) -> None:
+    mapped = vmap(lambda x: wrong(x * SCALE[0]) if fails["now"] else x * SCALE[0])
+    fails = {"now": False}
+    for fails["now"] in (False, False, True):
+        if fails["now"]:
+            with pytest.raises((RuntimeError, IndexError), match="invalid for input of size 12|Dimension out of range"):
+                mapped(numbers(4, 2, 3, 2))
+        else:
+            mapped(numbers(4, 2, 3, 2))
+
+
 def test_an_error_leaves_nothing_behind() -> None:
     net, xs = made("linear layers")
     fails = {"now": False}

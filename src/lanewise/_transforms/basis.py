@@ -30,10 +30,7 @@ class Basis:
         with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
             if len(self.tensors) == 1 and not self.twice[0] and length == self.total:
                 only = self.tensors[0]
-                if length == 1:
-                    rows = torch.ones((1, *only.shape), dtype=only.dtype, device=only.device)
-                else:
-                    rows = torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)
+                rows = torch.eye(length, dtype=only.dtype, device=only.device).view(length, *only.shape)
                 return [_distributed_as(only, rows)]
             offset = 0
             found = []
@@ -46,6 +43,12 @@ class Basis:
                 found.append(_distributed_as(tensor, rows.view(length, *tensor.shape)))
                 offset += count
         return found
+
+    def only(self) -> list[Tensor]:
+        """The direction of the only tensor, which has one number, `[*S]`: a plain tensor on every plane."""
+        (tensor,) = self.tensors
+        with ExcludeDispatchKeyGuard(FACTORY_KEY_SET):
+            return [_distributed_as(tensor, torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device))]
 
 
 def _distributed_as(tensor: Any, rows: Tensor) -> Tensor:

@@ -146,11 +146,14 @@ def jacrev(
 
                 def run(start: int, length: int) -> tuple[list, list, Spec]:
                     last = start + length >= basis.total
+                    if basis.total == 1 and len(outputs) == 1 and not chunked:
+                        one = basis.only()
+                        return pull_back(outputs, inputs, one, outer, create_graph=create_graph), [], LEAF
                     cotangents = basis.rows(start, length)
                     if length == 1 and (chunk_size == 1 or basis.total == 1):
                         one = [row[0] for row in cotangents]
                         grads = pull_back(outputs, inputs, one, outer, create_graph=create_graph, retain_graph=not last)
-                        return [g[None] for g in grads] if chunked else grads, [], LEAF
+                        return [g[None] for g in grads], [], LEAF
                     level = BatchLevel(length)
                     level.restartable, level.journal = True, []
                     try:
@@ -209,6 +212,8 @@ def _of_columns(site: Site, columns: list, inputs: list, basis: Basis, specs: tu
     """The Jacobian from `[total, *x]` for each input x: in the structure of the outputs, and in that of the inputs."""
     in_spec, out_spec = specs
     blocks = [of_reverse(site, column, x, basis) for column, x in zip(columns, inputs)]
+    if in_spec is LEAF and out_spec is LEAF:
+        return blocks[0][0]
     rows = [unflatten([column[i] for column in blocks], in_spec) for i in range(len(basis.tensors))]
     return unflatten(rows, out_spec)
 

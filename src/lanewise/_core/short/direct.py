@@ -6,6 +6,7 @@ operands only, and hands all others to torch's own method, and so to the rules.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lanewise._core.batch import BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import sync, tracked
-from lanewise._core.short.hot import inert, same_in_all
+from lanewise._core.short.hot import PLAIN, inert, same_in_all
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
     current_graph_task_id,
@@ -23,6 +24,7 @@ from lanewise._torch_compat import (
     function_mode_count,
     include_key,
     is_any_autocast_enabled,
+    is_inference_mode_enabled,
     make_wrapper,
     never_compile,
     tls_is_included,
@@ -194,6 +196,17 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         elif kind is Tensor and y.dtype is value.dtype and y.dim() < value.dim() and y.layout is strided and inert(y):
             other = y
             shape = None
+        elif (
+            level.unrecorded
+            and kind in PLAIN
+            and y.dtype is value.dtype
+            and y.dim() < value.dim()
+            and y.layout is strided
+            and not (y.is_conj() or y.is_neg())
+        ):
+            other = y
+            shape = None
+            direct = False
         else:
             return apart(x, y)
         try:
@@ -217,6 +230,57 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         wrapper.mapped = True
         wrapper.home = home
         return wrapper
+
+    _install(name, method, own)
+
+
+def reducing_method(name: str, call: Callable) -> None:
+    """Let the method `name` of tensors with lanes be `call`, which reduces dims, on the plane below.
+
+    `call` gives None for what is not plain to see.
+    """
+    own = getattr(Tensor, name)
+
+    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+        level = x.level
+        if not x.mapped or level.lanes is not None or not unwatched(level) or _recorded(x):
+            return own(x, *args, **kwargs)
+        try:
+            out = level.below(partial(call, **kwargs) if kwargs else call, x.value, *args)
+        except FAILURES:
+            out = None
+        return own(x, *args, **kwargs) if out is None else level.wrap(out)
+
+    _install(name, method, own)
+
+
+def view_method(name: str, call: Callable) -> None:
+    """Let the method `name` of tensors with lanes be `call` on the plane below, which gives a view or views.
+
+    That is where nothing is recorded on their plane: elsewhere its autograd has to know what is a view of what.
+    `call` gives None for what is not plain to see.
+    """
+    own = getattr(Tensor, name)
+
+    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+        level = x.level
+        if (
+            kwargs
+            or not level.unrecorded
+            or not x.mapped
+            or level.lanes is not None
+            or not unwatched(level)
+            or _recorded(x)
+            or is_inference_mode_enabled()
+        ):
+            return own(x, *args, **kwargs)
+        try:
+            out = level.below(call, x.value, *args)
+        except FAILURES:
+            out = None
+        if out is None:
+            return own(x, *args)
+        return level.wrap(out) if isinstance(out, Tensor) else tuple([level.wrap(part) for part in out])
 
     _install(name, method, own)
 

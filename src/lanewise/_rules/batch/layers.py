@@ -24,21 +24,26 @@ aten = torch.ops.aten
 
 
 def level_for(x: Any, *parameters: Any) -> BatchLevel | None:
-    """The level of x, where a layer of x and of parameters without lanes can go below as a whole."""
+    """The level of x, where a layer of x and of parameters without lanes can go below as a whole.
+
+    What hangs on a leaf made inside is recorded on the plane of the lanes, also where captured parameters are not.
+    """
     if type(x) is not BatchTensor or not x.mapped:
         return None
     level = x.level
-    if level.lanes is not None or not unwatched(level):
+    recording = is_grad_enabled()
+    if level.lanes is not None or not unwatched(level) or (recording and recorded(x)):
         return None
-    records = recorded(x)
+    recording = recording and not level.unrecorded
     dtype = x.dtype
     for parameter in parameters:
         if parameter is None:
             continue
         if type(parameter) not in PLAIN or parameter.dtype is not dtype or parameter.layout is not torch.strided:
             return None
-        records = records or parameter.requires_grad
-    return None if records and is_grad_enabled() and not level.unrecorded else level
+        if recording and parameter.requires_grad:
+            return None
+    return level
 
 
 def spread_for(x: Any, *parameters: Any) -> tuple | None:

@@ -56,7 +56,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
         records = records or recorded(operand)
     if bias is not None and bias.dim() != 1:
         return NotImplemented
-    if records and is_grad_enabled() and not level.unrecorded:
+    if records and is_grad_enabled():
         return apply_plainly(_Linear, x, weight, bias, level)
     return _forward(level, x, weight, bias)
 

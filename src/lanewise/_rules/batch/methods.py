@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lanewise._core.short.direct import binary_method, product_method, unary_method
+from lanewise._core.short.direct import binary_method, product_method, reducing_method, unary_method
 from lanewise._core.short.whole import whole_pointwise, whole_product
 from lanewise._rules.batch.matmul import dots, product_of_lanes
 
@@ -31,6 +31,25 @@ for _name in (
 ).split():
     unary_method(_name, getattr(torch, _name))
     whole_pointwise(getattr(torch, _name))
+
+
+def _reduced(call: Callable) -> Callable:
+    def reduce(value: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        rank = value.dim()
+        if rank == 1 or type(keepdim) is not bool:
+            return None
+        if dim is None:
+            return call(value, list(range(1, rank)), keepdim)
+        dims = [dim] if type(dim) is int else dim
+        if not dims or any(type(each) is not int or not 1 - rank <= each < rank - 1 for each in dims):
+            return None
+        return call(value, [each + 1 if each >= 0 else each for each in dims], keepdim)
+
+    return reduce
+
+
+for _name in "mean sum".split():
+    reducing_method(_name, _reduced(getattr(torch, _name)))
 for _name in "add atan2 div maximum minimum mul pow sub".split():
     whole_pointwise(getattr(torch, _name))
 

@@ -11,6 +11,7 @@ from lanewise._core.parting.interleaved import begin_in_front_of, reshaped
 from lanewise._core.plane import Plane, is_lazy_conjugate, refit_in_place
 from lanewise._core.python.factories import route_past
 from lanewise._core.recording.saved import cuts_all_planes
+from lanewise._core.short.direct import view_method
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import plainest_view, single_path, view_path
 from lanewise._rules.batch.families import along_dims, lane_rule, shift_dim, shift_dims, too_few_dims
@@ -297,6 +298,32 @@ for _op, _short in {
     aten.view.default: _view,
 }.items():
     route(_op, view_path(_op, _short, single_path(BATCH_RULES[_op])), plainest_view(_op, _short))
+
+
+def _sizes(given):
+    """The sizes or dims that a method is given, one after the other or in a sequence."""
+    return given[0] if len(given) == 1 and not isinstance(given[0], int) else given
+
+
+def _flattened(value, start=0, end=-1):
+    # Where lanes do not follow one another, it is for the rules to see whether it is a view.
+    if value.dim() == 1 or not value.is_contiguous():
+        return None
+    return value.flatten(_below(value, start), _below(value, end))
+
+
+for _name, _short in {
+    "flatten": _flattened,
+    "permute": lambda v, *dims: v.permute(0, *[_below(v, dim) for dim in _sizes(dims)]),
+    "reshape": lambda v, *size: _view(v, _sizes(size)) if v.is_contiguous() else None,
+    "squeeze": lambda v, *dim: _squeezed(v, *dim) if dim else _squeezed_all(v),
+    "transpose": lambda v, a, b: v.transpose(_below(v, a), _below(v, b)) if v.dim() > 1 else None,
+    "unbind": lambda v, dim=0: v.unbind(_below(v, dim)),
+    "unflatten": lambda v, dim, sizes: v.unflatten(_below(v, dim), sizes) if v.dim() > 1 else None,
+    "unsqueeze": lambda v, dim: v.unsqueeze(_below(v, dim, 1)),
+    "view": lambda v, *size: None if isinstance(size[0], torch.dtype) else _view(v, _sizes(size)),
+}.items():
+    view_method(_name, _short)
 
 _TWINS = {
     aten.squeeze_.default: aten.squeeze.default,
