@@ -46,6 +46,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "padded": (lambda: nn.Conv2d(2, 4, 3, padding="same", padding_mode="reflect"), numbers(4, 1, 2, 7, 7)),
     "sequences": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.GELU(), nn.MaxPool1d(2)), numbers(4, 1, 3, 9)),
     "volumes": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.MaxPool3d(2)), numbers(4, 1, 2, 4, 5, 4)),
+    "a norm with statistics": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)).eval(),
+        numbers(4, 1, 2, 7, 7),
+    ),
     "a transformer": (lambda: nn.Sequential(Block(), Block()), numbers(4, 5, 6)),
 }
 

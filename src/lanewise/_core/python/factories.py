@@ -7,7 +7,7 @@ factory's. Both are off while a backend kernel runs, which must get plain tensor
 
 import functools
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ from lanewise._torch_compat import (
 )
 from lanewise.errors import LanewiseError
 
+# Code of functions that stand for some of torch's and may call these.
+CALLED_FIRST: set[CodeType] = set()
 # Names of overloads that are handed to a kernel of their own.
 _hooked: set[str] = set()
 _kernels = torch.library.Library("aten", "IMPL")
@@ -202,19 +204,20 @@ def call_first(name: str, module: ModuleType, kernel: Callable) -> None:
     plain = getattr(module, name)
 
     @functools.wraps(plain)
-    def routed(input: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(input) is BatchTensor and not kwargs:
+    def routed(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is BatchTensor and not kwargs:
             try:
-                out = kernel(input, *args)
+                out = kernel(*args)
             except LanewiseError:
                 raise
             except FAILURES:
                 out = NotImplemented
             if out is not NotImplemented:
                 return out
-        return plain(input, *args, **kwargs)
+        return plain(*args, **kwargs)
 
     never_compile(routed)
+    CALLED_FIRST.add(routed.__code__)
     route_name(name, routed, module)
 
 

@@ -44,7 +44,8 @@ def embedding(level, weight, indices, padding_idx=-1, scale_grad_by_freq=False, 
     rows, width = weight.shape
     if not level.mapped(weight) and not scale_grad_by_freq:
         return torch.embedding(weight, indices.value, padding_idx, scale_grad_by_freq, sparse)
-    if level.mapped(indices) and not (scale_grad_by_freq or sparse) and is_spread(weight.value) and unseen():
+    plain = level.parent is None and level.mapped(indices) and not (scale_grad_by_freq or sparse)
+    if plain and is_spread(weight.value) and unseen():
         return apply(Embedding(padding_idx), indices.value, weight.value)
     table = level.expanded(weight)
     if not level.mapped(indices) and not scale_grad_by_freq:

@@ -151,6 +151,17 @@ def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: 
     return level.wrap(level.below(apply, GroupNorm(groups, eps), x.value, *values))
 
 
+def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *options: Any) -> Any:
+    """x [N, C, *sp], the others [C] -> [N, C, *sp], by the statistics that were kept"""
+    if training or mean is None or var is None or x.dim() < 2 or not x.numel():
+        return NotImplemented
+    level = level_for(x, weight, bias, mean, var)
+    if level is None:
+        return NotImplemented
+    args = weight, bias, mean, var, training, *options
+    return level.wrap(level.below(_for_all_images, _plain_batch_norm, x.value, *args))
+
+
 def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *options: Any) -> Any:
     """x [*S, *shape], weight and bias [*shape] -> [*S, *shape]"""
     if list(x.shape[x.dim() - len(shape) :]) != list(shape):
@@ -190,7 +201,8 @@ def _activation(name: str, module: ModuleType) -> None:
     call_first(name, module, activate)
 
 
-_plain_group_norm, _plain_layer_norm = torch.group_norm, torch.layer_norm
+_plain_batch_norm, _plain_group_norm, _plain_layer_norm = torch.batch_norm, torch.group_norm, torch.layer_norm
+_layer("batch_norm", torch, _batch_norm)
 _layer("group_norm", torch, _group_norm)
 _layer("layer_norm", torch, _layer_norm)
 _layer("max_pool2d", torch, _max_pool2d)
