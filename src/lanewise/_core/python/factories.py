@@ -217,7 +217,7 @@ def call_first(name: str, module: ModuleType, kernel: Callable) -> None:
         return plain(*args, **kwargs)
 
     never_compile(routed)
-    CALLED_FIRST.add(routed.__code__)
+    CALLED_FIRST.add(routed.__code__)  # type: ignore[attr-defined]
     route_name(name, routed, module)
 
 

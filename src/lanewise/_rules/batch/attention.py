@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.level import standing
 from lanewise._core.plane import recorded, tracked
 from lanewise._core.python.factories import call_first, route_past
 from lanewise._core.short.direct import unwatched
@@ -125,18 +126,19 @@ def fused_choice(
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """Attention as one operation on the plane below, where nobody records it on this one; else NotImplemented.
 
-    torch's fused kernels have no second derivative, the operations that they stand for have: in a nested derivative,
-    these are recorded in their place.
+    torch's fused kernels have no second derivative, and get one here inside of a transform that differentiates. In
+    training they are torch's, as in a loop.
     """
     if type(query) is not BatchTensor or query.level.lanes is not None or dropout_p or enable_gqa:
         return NotImplemented
     level = query.level
     if not level.size or not 2 <= query.dim() <= 4 or not unwatched(level):
         return NotImplemented
+    in_training = level.unrecorded and not standing.orders
     for operand in (query, key, value):
         if not level.mapped(operand) or operand.dim() != query.dim() or operand.dtype is not query.dtype:
             return NotImplemented
-        if is_grad_enabled() and (recorded(operand) if level.unrecorded else tracked(operand)):
+        if is_grad_enabled() and (recorded(operand) if in_training else tracked(operand)):
             return NotImplemented
     if attn_mask is not None and (type(attn_mask) is not Tensor or attn_mask.requires_grad or attn_mask.dim() > 2):
         return NotImplemented
