@@ -289,6 +289,15 @@ def test_other_weights_that_are_expanded_by_the_caller(name: str) -> None:
     torch.testing.assert_close(slopes(mapped), slopes(lambda: torch.stack([f(weight, x) for x in xs])))
 
 
+@pytest.mark.parametrize("name", ["norms twice", "several images in a lane", "a linear layer twice", "tokens"])
+def test_parameters_that_are_views(name: str) -> None:
+    net, params, xs = made(name)
+    views = {name: torch.stack([p, p + 1], -1)[..., 0] for name, p in params.items()}
+    mapped = vmap(grad(loss_of(net)), in_dims=(None, 0))
+    for _ in range(3):
+        torch.testing.assert_close(mapped(views, xs), by_loop(loss_of(net), params, xs))
+
+
 def test_no_lanes_of_a_table_that_is_expanded_by_the_caller() -> None:
     table = numbers(7, 4).requires_grad_()
     assert vmap(F.embedding)(TOKENS[:0], table.expand(0, 7, 4)).shape == (0, 5, 4)

@@ -235,7 +235,9 @@ class GroupNorm(Layer):
         groups, eps = self.options
         value = x.flatten(0, 1).contiguous()
         sizes = [*value.shape[:2], value[0, 0].numel(), groups]
-        out, *kept = aten.native_group_norm(value, weight, bias, *sizes, eps)
+        # The kernel reads memory without looking at strides.
+        dense = [None if each is None else each.contiguous() for each in (weight, bias)]
+        out, *kept = aten.native_group_norm(value, *dense, *sizes, eps)
         return out.view(x.shape), tuple(t.view(*x.shape[:2], groups) for t in kept)
 
     def backward(self, wanted, cotangent, kept, x, weight, bias):
