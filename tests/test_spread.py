@@ -34,6 +34,22 @@ class Text(nn.Module):
         return self.out(self.norm(self.table(tokens) + self.place).tanh().mean(0))
 
 
+class Tied(nn.Module):
+    """The table is the output matrix, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4, padding_idx=2)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(self.norm(self.table(tokens)).tanh(), self.table.weight)
+
+
+def _twice(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
 class Attends(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +92,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "tokens": (Text, TOKENS),
     "tokens, one of padding": (lambda: Text(3), TOKENS),
     "attention": (Attends, numbers(4, 1, 3, 8)),
+    "a linear layer twice": (lambda: _twice(nn.Linear(3, 3)), numbers(4, 3)),
+    "a convolution twice": (lambda: _twice(nn.Conv2d(2, 2, 3)), numbers(4, 1, 2, 7, 7)),
+    "norms twice": (lambda: nn.Sequential(_twice(nn.LayerNorm(5)), _twice(nn.GroupNorm(2, 4))), numbers(4, 2, 4, 5)),
+    "tokens, their table twice": (Tied, TOKENS),
 }
+TWICE = [name for name in NETS if "twice" in name]
 
 
 def made(name: str) -> tuple[nn.Module, Params, Tensor]:
@@ -152,7 +173,7 @@ def test_some_parameters_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["linear layers", "images", "norms", "tokens", "several images in a lane", "attention"]
+    "name", ["linear layers", "images", "norms", "tokens", "several images in a lane", "attention", *TWICE]
 )
 def test_captured_tensors_that_learn_get_second_derivatives(name: str) -> None:
     """The gradients are differentiated outside: by what weighs the loss, which is captured."""
@@ -179,7 +200,7 @@ def test_captured_tensors_that_learn_get_second_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["linear layers", "linear layers of rows", "norms", "several images in a lane", "attention"]
+    "name", ["linear layers", "linear layers of rows", "norms", "several images in a lane", "attention", *TWICE[:3]]
 )
 def test_slopes_in_the_input_are_differentiated_in_the_parameters(name: str) -> None:
     net, params, xs = made(name)
@@ -248,6 +269,62 @@ def test_weights_that_are_expanded_by_the_caller() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(out.square().sum(), weight), torch.autograd.grad(expected.square().sum(), weight)
     )
+
+
+EXPANDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]] = {
+    "complex numbers": (lambda w, x: F.linear(x, w).abs(), numbers(2, 3) * 1j + 1, numbers(4, 5, 3) + 2j),
+    "a pixel, channels last": (lambda w, x: F.conv1d(x.mT, w, padding=1).sin(), numbers(2, 3, 3), numbers(4, 1, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_other_weights_that_are_expanded_by_the_caller(name: str) -> None:
+    """To the second order."""
+    f, weight, xs = EXPANDED[name]
+    weight, xs = weight.clone().requires_grad_(), xs.clone().requires_grad_()
+
+    def slopes(run: Callable[[], Tensor]) -> list[Tensor]:
+        plain = torch.autograd.grad(run().square().sum(), [weight, xs])
+        first = torch.autograd.grad(run().square().sum(), [weight, xs], create_graph=True)
+        second = torch.autograd.grad(sum((g.abs() ** 3).sum() for g in first), [weight, xs])
+        return [*plain, *first, *second]
+
+    mapped = lambda: vmap(f)(weight.expand(4, *weight.shape), xs)
+    torch.testing.assert_close(slopes(mapped), slopes(lambda: torch.stack([f(weight, x) for x in xs])))
+
+
+@pytest.mark.parametrize("name", ["norms twice", "several images in a lane", "a linear layer twice", "tokens"])
+def test_parameters_that_are_views(name: str) -> None:
+    net, params, xs = made(name)
+    views = {name: torch.stack([p, p + 1], -1)[..., 0] for name, p in params.items()}
+    mapped = vmap(grad(loss_of(net)), in_dims=(None, 0))
+    for _ in range(3):
+        torch.testing.assert_close(mapped(views, xs), by_loop(loss_of(net), params, xs))
+
+
+def test_no_lanes_of_a_table_that_is_expanded_by_the_caller() -> None:
+    table = numbers(7, 4).requires_grad_()
+    assert vmap(F.embedding)(TOKENS[:0], table.expand(0, 7, 4)).shape == (0, 5, 4)
+
+
+def test_no_images_in_a_lane() -> None:
+    net, params, xs = made("several images in a lane")
+    mapped = vmap(grad(loss_of(net)), in_dims=(None, 0))
+    for _ in range(3):
+        torch.testing.assert_close(mapped(params, xs[:, :0]), by_loop(loss_of(net), params, xs[:, :0]))
+
+
+@pytest.mark.parametrize("name", ["linear layers of rows", "sequences", "norms"])
+def test_several_cotangents_at_once(name: str) -> None:
+    net, params, xs = made(name)
+    weight = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    mapped = vmap(grad(lambda params, x: functional_call(net, params, (x * weight,)).sin().sum()), in_dims=(None, 0))
+    for _ in range(3):
+        out = next(iter(mapped(params, xs).values()))
+        cotangents = numbers(2, *out.shape)
+        (got,) = torch.autograd.grad(out, weight, cotangents, retain_graph=True, is_grads_batched=True)
+        each = [torch.autograd.grad(out, weight, one, retain_graph=True)[0] for one in cotangents]
+        torch.testing.assert_close(got, torch.stack(each))
 
 
 def test_one_kernel_serves_all_lanes() -> None:

@@ -251,6 +251,14 @@ def test_pairs_of_lanes_open_no_plane(planes: Planes) -> None:
     assert planes.of(lambda: grid(xs, ys)) == 0
 
 
+def test_pairs_of_lanes_with_a_structure_that_all_share() -> None:
+    f = lambda p, x: torch.sin(p["a"] * x) + p["b"]
+    p, xs = {"a": _numbers(3), "b": _numbers(3, seed=1)}, _numbers(4, seed=2)
+    grid = vmap(vmap(f, (0, None)), (None, 0))
+    for _ in range(CALLS):
+        _same(grid(p, xs), torch.stack([torch.sin(p["a"] * x) + p["b"] for x in xs]))
+
+
 def _asks_size(x: Tensor) -> Tensor:
     return x * x.shape[0]
 

@@ -187,7 +187,7 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
         return NotImplemented
     if mapping_of(func) is not None:
         size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
-        _, spec = flatten((args, {}))
+        _, spec = flatten(((None,) * len(args), {}))  # a structure without lanes goes along as it is
         found = _run_lanes(run_straight, func, list(args), list(in_dims), spec, 0, (0, size, size))
         return found if found is None or found is NotImplemented else unflatten(found[0], found[2])
     transforms, inner = derivatives_of(func)

@@ -120,7 +120,11 @@ def convolution(level, x, weight, bias, stride, padding, dilation, transposed, o
 def convolution_of_lanes(x, weight, options, groups):
     """x [B, N, I, *sp], weight [B, O, I / groups, *k] -> [B, N, O, *sp_out]"""
     lanes = x.shape[0]
-    out = aten.convolution(into_channels(x), weight.flatten(0, 1), None, *options, lanes * groups)
+    folded = into_channels(x)
+    if 1 in folded.shape[2:]:
+        # Strides of such a dim may tell torch that channels lie last, for which the derivative has no kernel.
+        folded = folded.reshape(-1).view(folded.shape)
+    out = aten.convolution(folded, weight.flatten(0, 1), None, *options, lanes * groups)
     return out_of_channels(out, lanes)
 
 
@@ -262,6 +266,8 @@ def weight_gradient_of_lanes(grad, x, shape, options, groups):
     """grad [B, N, O, *sp_out], x [B, N, I, *sp], `shape` of one lane's weight -> [B, *shape]"""
     filters, depth, *kernel = shape
     lanes, transposed = x.shape[0], options[3]
+    if not grad.numel() or not x.numel():
+        return x.new_zeros(lanes, *shape)
     positions = grad.shape[1] * prod(grad.shape[3:])
     form = per_lane_form(lanes * groups, filters // groups, depth, prod(kernel), positions)
     if not transposed and form == "correlate" and groups > 1:

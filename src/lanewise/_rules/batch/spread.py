@@ -16,14 +16,24 @@ from torch.autograd.function import Function
 from lanewise._rules.batch.conv import convolution_of_lanes, weight_gradient_of_lanes
 from lanewise._rules.batch.matmul import product
 from lanewise._rules.batch.norm import group_norm_backward_of_lanes
-from lanewise._torch_compat import apply_plainly, dispatch_mode_count, forward_level, is_grad_enabled
+from lanewise._torch_compat import (
+    BATCHED_KEY,
+    apply_plainly,
+    dispatch_keys_of,
+    dispatch_mode_count,
+    forward_level,
+    is_grad_enabled,
+)
 
 aten = torch.ops.aten
 
 
 def is_spread(value: Any) -> bool:
     """Whether `[B, *S]` on the plane below is one tensor, repeated without a copy, as one lane's own is."""
-    return type(value) is Tensor and value.dim() > 0 and (value.stride(0) == 0 or value.shape[0] == 1)
+    if type(value) is not Tensor or not value.dim() or value.is_complex():
+        return False
+    lanes = value.shape[0]
+    return lanes == 1 or (lanes > 0 and value.stride(0) == 0)
 
 
 def unseen() -> bool:
@@ -82,10 +92,15 @@ class _Spread(Function):
         count = len(saved) - ctx.kept
         inputs, kept = saved[:count], saved[count:]
         wanted = ctx.needs_input_grad[1:]
-        if not is_grad_enabled():
+        # To cotangents of `is_grads_batched`, torch applies few operations besides the formulas of its own.
+        if not is_grad_enabled() and not dispatch_keys_of(cotangent).has(BATCHED_KEY):
             return None, *ctx.layer.backward(wanted, cotangent, kept, inputs[0], *map(_one, inputs[1:]))
-        chosen = [x for x, needed in zip(inputs, wanted, strict=True) if needed]
-        found = iter(torch.autograd.grad(ctx.layer.composed(*inputs), chosen, cotangent, create_graph=True))
+        with torch.enable_grad():
+            # Aliases: one may have been computed from another, and the derivative in that goes no further than here.
+            aliases = [x.view_as(x) if needed else x for x, needed in zip(inputs, wanted, strict=True)]
+            out = ctx.layer.composed(*aliases)
+        chosen = [x for x, needed in zip(aliases, wanted, strict=True) if needed]
+        found = iter(torch.autograd.grad(out, chosen, cotangent, create_graph=is_grad_enabled()))
         return None, *[next(found) if needed else None for needed in wanted]
 
 
@@ -220,7 +235,9 @@ class GroupNorm(Layer):
         groups, eps = self.options
         value = x.flatten(0, 1).contiguous()
         sizes = [*value.shape[:2], value[0, 0].numel(), groups]
-        out, *kept = aten.native_group_norm(value, weight, bias, *sizes, eps)
+        # The kernel reads memory without looking at strides.
+        dense = [None if each is None else each.contiguous() for each in (weight, bias)]
+        out, *kept = aten.native_group_norm(value, *dense, *sizes, eps)
         return out.view(x.shape), tuple(t.view(*x.shape[:2], groups) for t in kept)
 
     def backward(self, wanted, cotangent, kept, x, weight, bias):
