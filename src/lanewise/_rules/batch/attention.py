@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from lanewise._core.batch import BatchLevel, BatchTensor
@@ -14,7 +15,7 @@ from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand, split_lanes
 from lanewise._rules.batch.tracking import is_tracked
-from lanewise._torch_compat import cast_as_called, is_grad_enabled
+from lanewise._torch_compat import apply_plainly, cast_as_called, forward_level, is_grad_enabled
 
 aten = torch.ops.aten
 
@@ -50,10 +51,44 @@ def flash_attention(level, query, key, value, dropout_p=0.0, is_causal=False, *,
         scores = _scores(q, for_each_head(k, q), mask, is_causal, scale)
         parts = aten._safe_softmax(scores, -1) @ for_each_head(v, q), scores.logsumexp(-1)
     else:
-        parts = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale
-        )
+        parts = _fused(q, k, v, mask, dropout_p, is_causal, scale)
     return tuple(split_lanes(t, lanes, images) for t in parts)
+
+
+def _fused(query, key, value, mask, dropout_p, is_causal, scale):
+    """torch's kernel of query [N, H, L, E], with a second derivative where autograd records it on the lowest plane."""
+    operands = (query, key, value)
+    plain = at_hand(*operands) if mask is None else at_hand(*operands, mask) and not mask.requires_grad
+    if plain and standing.orders < 2 and not dropout_p and forward_level() < 0 and is_tracked(*operands):
+        return apply_plainly(_Fused, *operands, mask, is_causal, scale)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(*operands, dropout_p, is_causal, attn_mask=mask, scale=scale)
+
+
+class _Fused(Function):
+    @staticmethod
+    def forward(ctx, query, key, value, mask, is_causal, scale):  # type: ignore[override]
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        out, logsumexp = kernel(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(query, key, value, mask, out, logsumexp)
+        ctx.mark_non_differentiable(logsumexp)
+        ctx.set_materialize_grads(False)
+        ctx.options = is_causal, scale
+        return out, logsumexp
+
+    @staticmethod
+    def backward(ctx, cotangent, _):  # type: ignore[override]
+        if cotangent is None:
+            return (None,) * 6
+        query, key, value, mask, out, logsumexp = ctx.saved_tensors
+        is_causal, scale = ctx.options
+        if is_grad_enabled():
+            parts = attention_backward_formula(cotangent, query, key, value, mask, is_causal, scale)
+        else:
+            kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
+            options = {"attn_mask": mask, "scale": scale}
+            parts = kernel(cotangent, query, key, value, out, logsumexp, 0.0, is_causal, **options)
+        return *parts, None, None, None
 
 
 @lane_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -126,8 +161,7 @@ def fused_choice(
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """Attention as one operation on the plane below, where nobody records it on this one; else NotImplemented.
 
-    torch's fused kernels have no second derivative, and get one here inside of a transform that differentiates. In
-    training they are torch's, as in a loop.
+    torch's fused kernels have no second derivative, the operations that they stand for have.
     """
     if type(query) is not BatchTensor or query.level.lanes is not None or dropout_p or enable_gqa:
         return NotImplemented
@@ -155,7 +189,17 @@ def _attention_of_lanes(query, key, value, mask, is_causal, scale):
         return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale)
     lanes = query.shape[:2]
     query, key, value = (t.flatten(0, 1) for t in (query, key, value))
+    if mask is None and is_tracked(query, key, value) and _is_fused(query, key, value, is_causal, scale):
+        return _fused(query, key, value, None, 0.0, is_causal, scale)[0].unflatten(0, lanes)
     return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
+
+
+def _is_fused(query, key, value, is_causal, scale):
+    """Whether torch takes the kernel that has no second derivative."""
+    if not at_hand(query, key, value):
+        return False
+    choice = aten._fused_sdp_choice.default(query, key, value, None, 0.0, is_causal, scale=scale)
+    return choice == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
 call_first("scaled_dot_product_attention", F, _attention)
