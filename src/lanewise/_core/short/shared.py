@@ -3,7 +3,8 @@
 What a function makes, and what it computes from captured tensors alone, takes part as a wrapper, since values of lanes
 may be written into it later. For a function that does not write, plain tensors do: they pass no code of this library.
 Whether it does is seen at the first call, on a `WatchedLevel`. Later calls run on a `SharedLevel`, where whatever a
-plain tensor cannot stand for starts the `vmap` again, with wrappers from then on.
+plain tensor cannot stand for starts the `vmap` again, with wrappers from then on. So it is with functions whose
+gradients are recorded below (recorded.py), and with those that nobody differentiates inside.
 """
 
 from typing import Any

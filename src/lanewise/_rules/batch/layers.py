@@ -16,6 +16,7 @@ from lanewise._core.plane import recorded
 from lanewise._core.python.factories import call_first, route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
+from lanewise._rules.batch.conv import convolution
 from lanewise._rules.batch.pooling import pooled
 from lanewise._rules.batch.spread import Convolution, GroupNorm, LayerNorm, apply, is_spread
 from lanewise._torch_compat import is_grad_enabled
@@ -89,10 +90,10 @@ def _convolution(name: str, rank: int) -> None:
 
     def convolve(x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
         """x [N, C, *sp] or [C, *sp], weight [D, C / groups, *k], bias [D] -> [N, D, *sp_out] or [D, *sp_out]"""
+        if type(weight) is BatchTensor or type(bias) is BatchTensor:
+            return _convolve_with_own(rank, x, weight, bias, *options)
         level = level_for(x, weight, bias)
-        if level is None:
-            return _convolve_spread(rank, x, weight, bias, *options)
-        if weight.dim() != rank + 2:
+        if level is None or weight.dim() != rank + 2:
             return NotImplemented
         if x.dim() == rank + 1:
             return level.wrap(level.below(call, x.value, weight, bias, *options))
@@ -104,13 +105,12 @@ def _convolution(name: str, rank: int) -> None:
     route_past(getattr(aten, name).padding, convolve)
 
 
-def _convolve_spread(
+def _convolve_with_own(
     rank: int, x: Any, weight: Any, bias: Any, stride: Any = (1,), padding: Any = (0,), dilation: Any = (1,), groups=1
 ) -> Any:
-    found = spread_for(x, weight, bias)
-    if found is None or x.dim() not in (rank + 1, rank + 2) or weight.dim() != rank + 2 or not x.numel():
+    """A convolution whose parameters have lanes."""
+    if x.dim() not in (rank + 1, rank + 2) or weight.dim() != rank + 2 or not x.numel():
         return NotImplemented
-    level, values = found
     stride, dilation = _each(stride, rank), _each(dilation, rank)
     if padding == "valid":
         padding = (0,)
@@ -119,8 +119,23 @@ def _convolve_spread(
         if any(each % 1 for each in padding) or any(step != 1 for step in stride):
             return NotImplemented
         padding = [int(each) for each in padding]
-    layer = Convolution(stride, _each(padding, rank), dilation, False, [0] * rank, groups)
-    return level.wrap(level.below(_of_images, layer, x.value, x.dim() == rank + 2, *values))
+    options = (stride, _each(padding, rank), dilation, False, [0] * rank, groups)
+    found = spread_for(x, weight, bias)
+    if found is not None:
+        level, values = found
+        return level.wrap(level.below(_of_images, Convolution(*options), x.value, x.dim() == rank + 2, *values))
+    level = x.level if x.dim() == rank + 2 and _are_lanes(x, weight, bias) else None
+    return NotImplemented if level is None else level.wrap(level.below(convolution, level, x, weight, bias, *options))
+
+
+def _are_lanes(x: Any, *parameters: Any) -> bool:
+    """Whether all have the lanes of one level, and nobody records them there."""
+    if type(x) is not BatchTensor or x.level.lanes is not None or not unwatched(x.level):
+        return False
+    level, dtype = x.level, x.dtype
+    return all(
+        each is None or (level.mapped(each) and each.dtype is dtype and not recorded(each)) for each in (x, *parameters)
+    )
 
 
 def _of_images(layer: Convolution, x: Tensor, several: bool, *parameters: Any) -> Tensor:
