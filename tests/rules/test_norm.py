@@ -1,5 +1,7 @@
 """Normalisation layers against the loop."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -159,3 +161,29 @@ def test_rms_norm_goes_below_as_a_whole_and_refuses_what_one_lane_does_not_fit()
         vmap(lambda x: torch.rms_norm(x, [2, 4]))(x[0])
     with pytest.raises((RuntimeError, ValueError), match="shape|dimensions"):
         vmap(lambda x: torch.rms_norm(x, [3, 2, 4]))(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("lanes", "images"), [(1, 1), (3, 1), (1, 2)])
+def test_batch_norm_of_channels_that_lie_last(training, lanes, images):
+    """torch's backward pass takes a single image's strides for others; so in a loop, which is no oracle here."""
+    numbers = lambda *shape: normal(*shape)(torch.Generator().manual_seed(0))
+    layers = [torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4, track_running_stats=False), torch.nn.Flatten()]
+    front = torch.nn.Sequential(*layers).double()
+    if not training:
+        layers[1].running_mean, layers[1].running_var = numbers(4), numbers(4).abs() + 0.5
+        front.eval()
+    last = copy.deepcopy(front).to(memory_format=torch.channels_last)
+    xs = numbers(lanes, images, 4, 7, 7)
+    xs_last = xs.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(xs.shape)
+    expected = [torch.autograd.grad(front(x).sin().sum(), list(front.parameters())) for x in xs]
+    expected = [torch.stack(column) for column in zip(*expected)]
+    params = {name: p.detach() for name, p in last.named_parameters()}
+    of_lanes = vmap(lanewise.grad(lambda p, x: lanewise.functional_call(last, p, (x,)).sin().sum()), (None, 0))
+    for given in (xs, xs_last):
+        for _ in range(3):
+            for got, wanted in zip(of_lanes(params, given).values(), expected):
+                torch.testing.assert_close(got.contiguous(), wanted)
+            out = vmap(lambda x: last(x))(given)
+            for got, wanted in zip(torch.autograd.grad(out.sin().sum(), list(last.parameters())), expected):
+                torch.testing.assert_close(got.contiguous(), wanted.sum(0))

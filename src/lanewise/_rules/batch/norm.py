@@ -242,7 +242,7 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
     if not training and not statistics_vary:
         own = not level.mapped(weight) and not level.mapped(bias)
         affine = (weight, bias) if own else (None, None)
-        out, *saved = aten.native_batch_norm(x.value.flatten(0, 1), *affine, mean, var, *options)
+        out, *saved = _of_images(x.value.flatten(0, 1), *affine, mean, var, *options)
         out = split_lanes(out, lanes, x.shape[0])
         saved = [t.expand(lanes, *t.shape) for t in saved]
         return out if own else _scaled_channels(level, out, weight, bias), *saved
@@ -254,13 +254,25 @@ def _batch_norm(level, x, weight, bias, mean, var, training, momentum, eps):
         )
         return _scaled_channels(level, out.unsqueeze(1), weight, bias), *saved
     scale, shift, centre, spread = (_affine(level, t) for t in (weight, bias, mean, var))
-    out, *saved = aten.native_batch_norm(_into_channels(level, x), scale, shift, centre, spread, *options)
+    out, *saved = _of_images(_into_channels(level, x), scale, shift, centre, spread, *options)
     if training:
         for statistic, written in ((mean, centre), (var, spread)):
             if statistic is not None and written is not None and not statistic.value.is_contiguous():
                 statistic.value.copy_(written.view(statistic.value.shape))
     saved = [t.reshape(lanes, t.numel() // lanes) for t in saved]
     return _out_of_channels(level, out, x), *saved
+
+
+def _of_images(images: Tensor, *args: Any) -> tuple:
+    """`native_batch_norm` of images [N, C, *sp].
+
+    Of a single one, torch's backward pass takes strides of views for channels that lie last, or not: it gets both the
+    image and its cotangent with channels in front.
+    """
+    if images.shape[0] != 1 or images.dim() < 4:
+        return aten.native_batch_norm(images, *args)
+    out, *saved = aten.native_batch_norm(images.contiguous(), *args)
+    return out.reshape(-1).view(out.shape), *saved
 
 
 def _normalizes_groups(value: Tensor) -> bool:
@@ -350,9 +362,10 @@ def batch_norm_backward(level, grad, x, weight, mean, var, save_mean, save_invst
         sizes = ((0, *x.shape), shape, shape)
         return tuple(blank(size) if wanted else None for size, wanted in zip(sizes, output_mask, strict=True))
     statistics = [_affine(level, t) for t in (weight, mean, var, save_mean, save_invstd)]
-    grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
-        _into_channels(level, grad), _into_channels(level, x), *statistics, train, eps, output_mask
-    )
+    folded = [_into_channels(level, t) for t in (grad, x)]
+    if x.shape[0] == 1:
+        folded = [t.contiguous() for t in folded]  # see `_of_images`
+    grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(*folded, *statistics, train, eps, output_mask)
     return (
         _out_of_channels(level, grad_x, x) if output_mask[0] else None,
         grad_weight.view(shape) if output_mask[1] else None,
