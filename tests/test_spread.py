@@ -199,6 +199,48 @@ def test_captured_tensors_that_learn_get_second_derivatives(name: str) -> None:
         torch.testing.assert_close(outer(mapped(params, xs)), expected)
 
 
+def _layer_norm(x: Tensor, affine: Params) -> Tensor:
+    return F.layer_norm(x, (4,), affine.get("weight"), affine.get("bias"))
+
+
+def _group_norm(x: Tensor, affine: Params) -> Tensor:
+    return F.group_norm(x, 1, affine.get("weight"), affine.get("bias"))
+
+
+def _by_hand(x: Tensor, affine: Params) -> Tensor:
+    """Either of both, of rows."""
+    centred = x - x.mean(-1, keepdim=True)
+    out = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return out * affine.get("weight", 1) + affine.get("bias", 0)
+
+
+@pytest.mark.parametrize("affine", [{}, {"weight": numbers(4), "bias": numbers(4) / 2}], ids=["bare", "affine"])
+@pytest.mark.parametrize("norm", [_layer_norm, _group_norm])
+def test_third_derivatives_through_norms(norm: Callable, affine: Params) -> None:
+    params, xs = {"w": numbers(4, 3), **affine}, numbers(4, 2, 3)
+    scale = torch.tensor(1.1, dtype=torch.float64, requires_grad=True)
+
+    def loss(norm: Callable) -> Callable:
+        return lambda p, x: norm(F.linear(x * scale, p["w"]), {k: v for k, v in p.items() if k != "w"}).sin().sum()
+
+    def two_more(gradients: list[Tensor]) -> Tensor:
+        total = torch.stack([g.square().sum() for g in gradients]).sum()
+        first = torch.autograd.grad(total, scale, create_graph=True)[0]
+        return torch.autograd.grad(first, scale)[0]
+
+    def loop() -> list[Tensor]:
+        found = []
+        for x in xs:
+            leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
+            found += torch.autograd.grad(loss(_by_hand)(leaves, x), list(leaves.values()), create_graph=True)
+        return found
+
+    expected = two_more(loop())
+    mapped = vmap(grad(loss(norm)), in_dims=(None, 0))
+    for _ in range(3):
+        torch.testing.assert_close(two_more(list(mapped(params, xs).values())), expected)
+
+
 @pytest.mark.parametrize(
     "name", ["linear layers", "linear layers of rows", "norms", "several images in a lane", "attention", *TWICE[:3]]
 )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.level import standing
 from lanewise._core.plane import recorded
 from lanewise._core.python.factories import call_first, route_past
 from lanewise._core.short.direct import unwatched
@@ -47,15 +48,18 @@ def level_for(x: Any, *parameters: Any) -> BatchLevel | None:
     return level
 
 
-def spread_for(x: Any, *parameters: Any) -> tuple | None:
-    """The level of x, and parameters as they are below, where one of them is spread over the lanes (spread.py)."""
+def spread_for(x: Any, *parameters: Any, always: bool = False) -> tuple | None:
+    """The level of x, and parameters as they are below, where one of them is spread over the lanes (spread.py).
+
+    `always`: also where none is.
+    """
     if type(x) is not BatchTensor or not x.mapped or x.level.parent is not None:
         return None
     level = x.level
     if level.lanes is not None or not unwatched(level) or type(x.value) is not Tensor:
         return None
     values = []
-    found = False
+    found = always
     for parameter in parameters:
         value = parameter
         if type(parameter) is BatchTensor:
@@ -64,7 +68,9 @@ def spread_for(x: Any, *parameters: Any) -> tuple | None:
                 return None
             found = True
         elif parameter is not None:
-            if type(parameter) not in PLAIN or parameter.requires_grad or parameter.layout is not torch.strided:
+            if type(parameter) not in PLAIN or parameter.layout is not torch.strided:
+                return None
+            if parameter.requires_grad and not always:
                 return None
             value = parameter.expand(level.size, *parameter.shape)
         if value is not None and value.dtype is not x.dtype:
@@ -151,15 +157,20 @@ for _rank in (1, 2, 3):
     _convolution(f"conv{_rank}d", _rank)
 
 
+def _in_gradients(level: BatchLevel) -> bool:
+    """Whether gradients of lanes are recorded below: those of torch's norms are wrong in the third order."""
+    return level.unrecorded and standing.orders > 0
+
+
 def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *options: Any) -> Any:
     """x [N, C, *sp], weight and bias [C] -> [N, C, *sp]"""
     if x.dim() < 2 or not x.numel():
         return NotImplemented
     level = level_for(x, weight, bias)
-    if level is not None:
+    if level is not None and not _in_gradients(level):
         args = groups, weight, bias, eps, *options
         return level.wrap(level.below(_for_all_images, _plain_group_norm, x.value, *args))
-    found = spread_for(x, weight, bias)
+    found = spread_for(x, weight, bias, always=level is not None)
     if found is None or x.shape[1] % groups:
         return NotImplemented
     level, values = found
@@ -182,10 +193,10 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: f
     if list(x.shape[x.dim() - len(shape) :]) != list(shape):
         return NotImplemented
     level = level_for(x, weight, bias)
-    if level is not None:
+    if level is not None and not _in_gradients(level):
         args = shape, weight, bias, eps, *options
         return level.wrap(level.below(_plain_layer_norm, x.value, *args))
-    found = spread_for(x, weight, bias)
+    found = spread_for(x, weight, bias, always=level is not None)
     if found is None:
         return NotImplemented
     level, values = found
