@@ -320,6 +320,40 @@ def test_it_is_remembered_apart_with_gradients_and_without() -> None:
     assert len(_unrecorded[True]) <= 1
 
 
+@pytest.mark.parametrize("name", ["linear", "scaled_dot_product_attention"])
+def test_what_is_put_in_place_of_a_layer_is_called_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, weight, xs = getattr(F, name), numbers(3, 3), numbers(4, 2, 3)
+    monkeypatch.setattr(F, name, lambda *args: own(*args) * 2)
+
+    def f(w: Tensor, x: Tensor) -> Tensor:
+        rows = F.linear(x, w)
+        return F.scaled_dot_product_attention(rows, rows, x)
+
+    loss = lambda w, x: f(w, x).square().sum()
+    mapped, slopes = vmap(f, in_dims=(None, 0)), vmap(grad(loss), in_dims=(None, 0))
+    leaves = [weight.clone().requires_grad_() for _ in xs]
+    expected = torch.stack([torch.autograd.grad(loss(w, x), w)[0] for w, x in zip(leaves, xs)])
+    for _ in range(3):
+        torch.testing.assert_close(mapped(weight, xs), torch.stack([f(weight, x) for x in xs]))
+        torch.testing.assert_close(slopes(weight, xs), expected)
+
+
+LAYERS = [(F, name) for name in ("linear", "conv2d", "gelu", "relu", "layer_norm", "scaled_dot_product_attention")]
+LAYERS += [(torch, name) for name in ("relu", "conv2d", "layer_norm", "group_norm", "batch_norm", "max_pool2d", "tanh")]
+
+
+def test_names_of_layers_lead_to_the_same_functions_inside() -> None:
+    outside = [getattr(module, name) for module, name in LAYERS]
+
+    def f(x: Tensor) -> Tensor:
+        assert all(getattr(module, name) is layer for (module, name), layer in zip(LAYERS, outside, strict=True))
+        return LINEAR(x)
+
+    for transformed in (vmap(f), vmap(grad(lambda x: f(x).sum()))):
+        for _ in range(3):
+            transformed(numbers(4, 3))
+
+
 # --- max pooling -----------------------------------------------------------------------------------------------------
 
 POOLS: dict[str, Callable[[Tensor], Any]] = {

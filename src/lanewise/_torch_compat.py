@@ -381,11 +381,11 @@ _COMPILER = "torch._dynamo.eval_frame"
 compiler_is_loaded: Callable[[], bool] = functools.partial(sys.modules.__contains__, _COMPILER)
 
 
-def compile_outside(inside: Callable[[], Any], led: list[tuple[Callable, Callable]]) -> bool:
+def compile_outside(inside: Callable[[], Any], plain: dict[str, Callable], routed: dict[str, Callable]) -> bool:
     """Call compiled functions as they are written where `inside()`; False if the compiler is not loaded, or not wholly.
 
     Its table of torch's functions is made of what names lead to when it first compiles, which another thread may do
-    while they lead elsewhere: it gets both, which are `led`.
+    while they lead elsewhere: it gets both.
     """
     frames = sys.modules.get(_COMPILER)
     own = getattr(frames, "_callback_from_stance", None)
@@ -401,9 +401,9 @@ def compile_outside(inside: Callable[[], Any], led: list[tuple[Callable, Callabl
             return None
         if not table:
             table = importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
-            for function, routed in led:
-                if (kind := table.get(function) or table.get(routed)) is not None:
-                    table[function] = table[routed] = kind
+            for name, function in plain.items():
+                if (kind := table.get(function) or table.get(routed[name])) is not None:
+                    table[function] = table[routed[name]] = kind
         return own(compiler)
 
     frames._callback_from_stance = callback  # type: ignore[union-attr]

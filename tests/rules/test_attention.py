@@ -235,3 +235,26 @@ def test_no_tangents_of_an_encoder_that_takes_the_padding_out():
             jvp(f, (x,), (x,))
         encoder.use_nested_tensor = False
         assert_same(jvp(f, (x,), (x,)), tuple(part.detach() for part in want))
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (2, 3, 5, 4)])
+def test_second_derivatives_with_a_mask_of_truth_values(shape):
+    """Against differences of torch's first derivative."""
+    query, key, value, along = (torch.randn(*shape, dtype=torch.float64) for _ in range(4))
+    mask = torch.rand(5, 5) > 0.4
+    mask.fill_diagonal_(True)
+
+    def loss(q):
+        return F.scaled_dot_product_attention(q, key, value, mask).sin().sum()
+
+    def slope(q):
+        q = q.clone().requires_grad_()
+        return torch.autograd.grad(loss(q), q)[0]
+
+    step = 1e-5
+    expected = (slope(query + step * along) - slope(query - step * along)) / (2 * step)
+    second = grad(lambda q: (grad(loss)(q) * along).sum())
+    torch.testing.assert_close(second(query), expected, rtol=1e-6, atol=1e-8)
+    mapped = vmap(second)
+    for _ in range(3):
+        torch.testing.assert_close(mapped(query.expand(2, *shape))[1], expected, rtol=1e-6, atol=1e-8)

@@ -4,7 +4,6 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -63,14 +62,9 @@ standing = _Stack()
 
 
 class _Names:
-    """Functions of torch's modules that no dispatch key can route, or not as fast.
+    """Functions of the torch module that make tensors where no dispatch key can route them.
 
     While a level is open, in any thread, the names lead to functions that ask for the level of their own thread.
-
-    Attributes:
-        plain, routed: What names of the torch module lead to outside of a level and inside.
-        others: Names of other modules: `(names of the module, name, plain, routed)` each. Some users replace these by
-            functions of their own, which stay.
     """
 
     def __init__(self) -> None:
@@ -78,7 +72,6 @@ class _Names:
         self.users: set[Level] = set()
         self.plain: dict[str, Callable] = {}
         self.routed: dict[str, Callable] = {}
-        self.others: list[tuple[dict[str, Any], str, Callable, Callable]] = []
         self.changes: list[Callable[[], list[tuple[Any, str, Any]]]] = []
         self.before: list[tuple[Any, str, Any]] = []
         self.compiler_knows = False
@@ -87,9 +80,6 @@ class _Names:
         with self.lock:
             self.users.add(level)
             torch.__dict__.update(self.routed)
-            for names, name, plain, routed in self.others:
-                if names[name] is plain:
-                    names[name] = routed
             if not self.before:
                 for change in self.changes:
                     for owner, name, value in change():
@@ -101,9 +91,6 @@ class _Names:
         with self.lock:
             if len(self.users) == 1:
                 torch.__dict__.update(self.plain)
-                for names, name, plain, routed in self.others:
-                    if names[name] is routed:
-                        names[name] = plain
                 while self.before:
                     setattr(*self.before[-1])
                     self.before.pop()
@@ -112,22 +99,17 @@ class _Names:
     def tell_compiler(self) -> None:
         """See `leave_uncompiled`."""
         if not self.compiler_knows and compiler_is_loaded():
-            led = [(plain, self.routed[name]) for name, plain in self.plain.items()]
-            led += [(plain, routed) for _, _, plain, routed in self.others]
-            self.compiler_knows = compile_outside(lambda: standing.levels or standing.orders, led)
+            self.compiler_knows = compile_outside(lambda: standing.levels or standing.orders, self.plain, self.routed)
 
 
 _names = _Names()
 
 
-def route_name(name: str, routed: Callable, module: ModuleType = torch) -> None:
-    """Let `torch.<name>`, or that name of another module of torch, lead to `routed` while a level is open."""
-    plain = getattr(module, name)
-    if module is torch:
-        _names.plain[name], _names.routed[name] = plain, routed
-    else:
-        _names.others.append((vars(module), name, plain, routed))
-    script_alike(routed, plain)
+def route_name(name: str, routed: Callable) -> None:
+    """Let `torch.<name>` lead to `routed` while a level is open."""
+    _names.plain[name] = getattr(torch, name)
+    _names.routed[name] = routed
+    script_alike(routed, _names.plain[name])
 
 
 def while_open(changes: Callable[[], list[tuple[Any, str, Any]]]) -> None:

@@ -272,6 +272,9 @@ def embedding_bag(weight, indices, offsets, by_count=False, mode=0, sparse=False
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """query [*N, L, E], key [*N, S, E], value [*N, S, V] -> [*N, L, V]; what is dropped the kernel has to say"""
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        # The formula adds it.
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
     given, options = (query, key, value, attn_mask, dropout_p, is_causal), {"scale": scale, "enable_gqa": enable_gqa}
     if dropout_p:
         return F.scaled_dot_product_attention(*given, **options)

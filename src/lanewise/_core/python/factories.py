@@ -7,13 +7,12 @@ factory's. Both are off while a backend kernel runs, which must get plain tensor
 
 import functools
 from collections.abc import Callable, Iterable
-from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanewise._core.batch import BatchLevel, BatchTensor
+from lanewise._core.batch import BatchLevel
 from lanewise._core.draws.random import is_random
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.one_lane import FAILURES
@@ -35,8 +34,6 @@ from lanewise._torch_compat import (
 )
 from lanewise.errors import LanewiseError
 
-# Code of functions that stand for some of torch's and may call these.
-CALLED_FIRST: set[CodeType] = set()
 # Names of overloads that are handed to a kernel of their own.
 _hooked: set[str] = set()
 _kernels = torch.library.Library("aten", "IMPL")
@@ -193,32 +190,6 @@ def _pass_by(name: str, kernel: Any, overload: Callable[[], OpOverload]) -> None
 
     never_compile(enter)
     _kernels.impl(name.removeprefix("aten::"), enter, FACTORY_KEY_NAME, with_keyset=True)
-
-
-def call_first(name: str, module: ModuleType, kernel: Callable) -> None:
-    """Let a function of torch hand its arguments to `kernel` while a level is open, if the first one has lanes.
-
-    What that declines with NotImplemented, and what is given by name, goes on as it would. It is what `route_past` does
-    without the way through torch's dispatcher, which takes 10 us for a layer.
-    """
-    plain = getattr(module, name)
-
-    @functools.wraps(plain)
-    def routed(*args: Any, **kwargs: Any) -> Any:
-        if args and type(args[0]) is BatchTensor and not kwargs:
-            try:
-                out = kernel(*args)
-            except LanewiseError:
-                raise
-            except FAILURES:
-                out = NotImplemented
-            if out is not NotImplemented:
-                return out
-        return plain(*args, **kwargs)
-
-    never_compile(routed)
-    CALLED_FIRST.add(routed.__code__)  # type: ignore[attr-defined]
-    route_name(name, routed, module)
 
 
 def named_overload(name: str) -> OpOverload:

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from lanewise._core.dual import derived
-from lanewise._core.python.factories import CALLED_FIRST
 from lanewise.errors import at_user_line
 
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF")
@@ -28,9 +27,7 @@ def check_float(x: Tensor) -> None:
     """
     if not derived(x):
         return
-    frame: Any = sys._getframe(2)
-    while frame.f_code in CALLED_FIRST:
-        frame = frame.f_back
+    frame = sys._getframe(2)
     path = _called(frame.f_code, frame.f_lasti)
     if path and _is_of_torch(_look_up(frame, path)):
         names = [name for name, value in frame.f_locals.items() if value is x]
@@ -48,8 +45,13 @@ def check_float(x: Tensor) -> None:
 @functools.lru_cache(1024)
 def _called(code: CodeType, place: int) -> tuple[str, ...]:
     """The names of what is called at a place in code: `("torch", "logit")`, `("", "logit")` of a result, else ()."""
-    # Of a call of Python code, the place is that of the last of the caches that follow the instruction.
-    *before, call = [each for each in dis.get_instructions(code) if each.offset <= place]
+    before: list[dis.Instruction] = []
+    for call in dis.get_instructions(code):
+        if call.offset == place:
+            break
+        before.append(call)
+    else:
+        return ()
     where = getattr(call, "positions", None)  # Python 3.10 has none
     if where is None or not call.opname.startswith(("CALL", "PRECALL")):
         return ()
@@ -79,8 +81,6 @@ def _look_up(frame: FrameType, path: tuple[str, ...]) -> Any:
 
 def _is_of_torch(function: Any) -> bool:
     """Whether it is a function or a method that torch implements in C++."""
-    if getattr(function, "__code__", None) in CALLED_FIRST:
-        function = function.__wrapped__
     if type(function) is MethodDescriptorType:
         return issubclass(Tensor, function.__objclass__)
     if type(function) is not BuiltinFunctionType:

@@ -10,14 +10,18 @@ from torch.nn import functional as F
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.plane import recorded, tracked
-from lanewise._core.python.factories import call_first, route_past
+from lanewise._core.python.factories import route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._rules.batch.families import decompose, lane_rule, shift_dim
 from lanewise._rules.batch.operands import at_hand, split_lanes
+from lanewise._rules.batch.spread import linear_of_torch
 from lanewise._rules.batch.tracking import is_tracked
 from lanewise._torch_compat import apply_plainly, cast_as_called, forward_level, is_grad_enabled
 
 aten = torch.ops.aten
+
+# As it is now: what others put in its place later calls it, and so comes here.
+_attention_of_torch = F.scaled_dot_product_attention
 
 
 def _fold(level: BatchLevel, tensor: Tensor) -> Tensor:
@@ -184,14 +188,14 @@ def _attention_of_lanes(query, key, value, mask, is_causal, scale):
     """query [B, *N, L, E] with up to two dims N -> [B, *N, L, V]; in the four dims that the fused kernels take"""
     if query.dim() == 3:
         query, key, value = (t.unsqueeze(1) for t in (query, key, value))
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale).squeeze(1)
+        return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale).squeeze(1)
     if query.dim() == 4:
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale)
+        return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale)
     lanes = query.shape[:2]
     query, key, value = (t.flatten(0, 1) for t in (query, key, value))
     if mask is None and is_tracked(query, key, value) and _is_fused(query, key, value, is_causal, scale):
         return _fused(query, key, value, None, 0.0, is_causal, scale)[0].unflatten(0, lanes)
-    return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
+    return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
 
 
 def _is_fused(query, key, value, is_causal, scale):
@@ -202,7 +206,6 @@ def _is_fused(query, key, value, is_causal, scale):
     return choice == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
-call_first("scaled_dot_product_attention", F, _attention)
 route_past(aten.scaled_dot_product_attention.default, _attention)
 
 
@@ -242,14 +245,14 @@ def multi_head_attention(
 ):
     """query [N, L, E], key and value [N, S, E] -> out [N, L, E] and weights [N, L, S] or [N, heads, L, S]"""
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
-    q, k, v = (F.linear(x, w, b).unflatten(-1, (heads, embed_dim // heads)).transpose(1, 2) for x, w, b in parts)
+    q, k, v = (linear_of_torch(x, w, b).unflatten(-1, (heads, embed_dim // heads)).transpose(1, 2) for x, w, b in parts)
     scores = q @ k.mT / math.sqrt(embed_dim // heads)
     if mask is not None:
         if mask_type == 1:
             mask = mask[:, None, None, :]
         scores = scores.masked_fill(mask.bool(), -math.inf)
     weights = torch.softmax(scores, -1)
-    out = F.linear((weights @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
+    out = linear_of_torch((weights @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
     if not need_weights:
         return out, out.new_empty(0)
     return out, weights.mean(1) if average_attn_weights else weights
@@ -295,7 +298,7 @@ def encoder_layer(
     act = F.gelu if use_gelu else F.relu
 
     def feed_forward(y):
-        return F.linear(act(F.linear(y, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
+        return linear_of_torch(act(linear_of_torch(y, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
 
     def norm_1(y):
         return F.layer_norm(y, [embed_dim], norm_weight_1, norm_bias_1, eps)

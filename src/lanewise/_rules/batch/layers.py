@@ -4,7 +4,6 @@ torch takes them apart into views and into kernels with several results, each of
 """
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.plane import recorded
-from lanewise._core.python.factories import call_first, route_past
+from lanewise._core.python.factories import route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
 from lanewise._rules.batch.conv import convolution
@@ -85,12 +84,6 @@ def _for_all_images(call: Callable, x: Tensor, *args: Any) -> Tensor:
     return out.view(*x.shape[:2], *out.shape[1:])
 
 
-def _layer(name: str, module: ModuleType, kernel: Callable) -> None:
-    """Let `kernel` carry out a function of torch, of that name, and the operation that it is."""
-    call_first(name, module, kernel)
-    route_past(getattr(aten, name).default, kernel)
-
-
 def _convolution(name: str, rank: int) -> None:
     call = getattr(F, name)
 
@@ -107,8 +100,8 @@ def _convolution(name: str, rank: int) -> None:
             return NotImplemented
         return level.wrap(level.below(_for_all_images, call, x.value, weight, bias, *options))
 
-    _layer(name, F, convolve)
-    route_past(getattr(aten, name).padding, convolve)
+    for overload in ("default", "padding"):
+        route_past(getattr(getattr(aten, name), overload), convolve)
 
 
 def _convolve_with_own(
@@ -217,20 +210,8 @@ def _values(x: Tensor, *options: Any) -> Tensor:
     return pooled(x, options)[0]
 
 
-def _activation(name: str, module: ModuleType) -> None:
-    call = getattr(module, name)
-
-    def activate(x: Any) -> Any:
-        level = level_for(x)
-        return NotImplemented if level is None else level.wrap(level.below(call, x.value))
-
-    call_first(name, module, activate)
-
-
 _plain_batch_norm, _plain_group_norm, _plain_layer_norm = torch.batch_norm, torch.group_norm, torch.layer_norm
-_layer("batch_norm", torch, _batch_norm)
-_layer("group_norm", torch, _group_norm)
-_layer("layer_norm", torch, _layer_norm)
-_layer("max_pool2d", torch, _max_pool2d)
-_activation("relu", torch)
-_activation("gelu", F)
+route_past(aten.batch_norm.default, _batch_norm)
+route_past(aten.group_norm.default, _group_norm)
+route_past(aten.layer_norm.default, _layer_norm)
+route_past(aten.max_pool2d.default, _max_pool2d)

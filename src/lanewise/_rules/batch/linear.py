@@ -7,19 +7,18 @@ multilayer perceptron under `vmap(jacrev)` are such views.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.plane import Plane, recorded, sync
-from lanewise._core.python.factories import call_first, route_past
+from lanewise._core.python.factories import route_past
 from lanewise._core.recording.passes import engine_goes_on
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
 from lanewise._rules.batch.layers import level_for, spread_for
 from lanewise._rules.batch.matmul import product
-from lanewise._rules.batch.spread import Linear, apply
+from lanewise._rules.batch.spread import Linear, apply, linear_of_torch
 from lanewise._torch_compat import apply_plainly, is_grad_enabled, set_grad_enabled
 
 aten = torch.ops.aten
@@ -29,7 +28,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """x `[*S, n]`, weight `[m, n]`, bias `[m]` -> `[*S, m]`; NotImplemented unless x or the weight has lanes."""
     level = level_for(x, weight, bias)
     if level is not None and weight.dim() == 2 and x.dim():
-        return level.wrap(level.below(F.linear, x.value, weight, bias))
+        return level.wrap(level.below(linear_of_torch, x.value, weight, bias))
     found = spread_for(x, weight, bias)
     if found is not None and weight.dim() == 2 and x.dim():
         level, values = found
@@ -62,7 +61,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _forward(level: BatchLevel, x: Any, weight: Any, bias: Any) -> BatchTensor:
-    run: Any = F.linear
+    run: Any = linear_of_torch
     if type(bias) is BatchTensor and bias.level is level:
         run = _with_own_bias if bias.mapped else run
         bias = bias.value
@@ -75,7 +74,7 @@ def _forward(level: BatchLevel, x: Any, weight: Any, bias: Any) -> BatchTensor:
 
 def _with_own_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [B, *S, n], weight [m, n], bias [B, m] -> [B, *S, m]"""
-    return F.linear(x, weight) + bias.view(bias.shape[0], *[1] * (x.dim() - 2), bias.shape[1])
+    return linear_of_torch(x, weight) + bias.view(bias.shape[0], *[1] * (x.dim() - 2), bias.shape[1])
 
 
 def _with_own_weights(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -185,5 +184,4 @@ def _plain_level(cotangent: Any, other: Any) -> BatchLevel | None:
     return level
 
 
-call_first("linear", F, _linear)
 route_past(aten.linear.default, _linear)
