@@ -49,7 +49,7 @@ class Shape:
 
 def grouped(x: Tensor, g: Tensor, s: Shape) -> Tensor:
     """One `convolution_backward` in which each example's channels are groups of their own."""
-    weight = x.new_empty(1).expand(s.batch * s.c_out, s.c_in // s.groups, s.kernel, s.kernel)
+    weight = x.new_empty(s.batch * s.c_out, s.c_in // s.groups, s.kernel, s.kernel)
     _, grad, _ = aten.convolution_backward(
         g.reshape(1, -1, *g.shape[2:]),
         x.reshape(1, -1, *x.shape[2:]),

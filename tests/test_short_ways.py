@@ -27,8 +27,8 @@ def written(x: Tensor, index: Any, value: Any) -> Tensor:
 # The operation on x [4, 4] with lanes and u [4, 4] without; the most calls that it may come to.
 FEW: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
     "select": (lambda x, u: x.select(0, 1), 6),
-    "unsqueeze": (lambda x, u: x.unsqueeze(0), 6),
-    "squeeze": (lambda x, u: x[:1].squeeze(0), 14),
+    "unsqueeze": (lambda x, u: x.unsqueeze(0), 7),
+    "squeeze": (lambda x, u: x[:1].squeeze(0), 15),
     "expand to more dims": (lambda x, u: x.expand(2, 4, 4), 5),
     "view of what has no lanes": (lambda x, u: u.select(0, 1), 5),
     "sin": (lambda x, u: torch.sin(x), 3),

@@ -31,7 +31,7 @@ from lanewise._core.again.effects import CACHED, MUTATING, TO_ARRAYS
 from lanewise._core.again.libraries import is_library
 from lanewise._core.parting.causes import Cause, cause_here
 from lanewise._core.parting.lanes import Lanes, Restart, Target, machine
-from lanewise._core.short.direct import METHODS
+from lanewise._core.short.direct import METHODS, TAKE_NUMBERS
 from lanewise._torch_compat import has_module_hooks
 
 # What stands in for a function inside converted code, by the function; for a method, by the function of the method.
@@ -104,7 +104,8 @@ def callee(func: Any) -> Any:
     if kind is types.FunctionType:
         return _function(func)
     if kind is types.MethodType:
-        return _method(func)
+        own = TAKE_NUMBERS.get(func.__func__)
+        return _method(func) if own is None else callee(own.__get__(func.__self__))
     if isinstance(func, type):
         stand_in = replaced.get(func)
         if stand_in is not None:

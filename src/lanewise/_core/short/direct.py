@@ -33,8 +33,10 @@ from lanewise._torch_compat import forward_ad as _native
 
 _recorded = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
-# All such methods.
+# Those that take no numbers but as operands.
 METHODS: set[Callable] = set()
+# The others, and torch's own that they stand for: numbers of each lane are to be seen to before these.
+TAKE_NUMBERS: dict[Callable, Callable] = {}
 
 
 def unwatched(level: Any) -> bool:
@@ -137,6 +139,7 @@ def unary_method(name: str, call: Callable[[Any], Any]) -> None:
         return wrapper
 
     _install(name, method, own)
+    METHODS.add(method)
 
 
 def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "") -> None:
@@ -232,6 +235,7 @@ def binary_method(name: str, call: Callable[[Any, Any], Any], forward: str = "")
         return wrapper
 
     _install(name, method, own)
+    METHODS.add(method)
 
 
 def reducing_method(name: str, call: Callable) -> None:
@@ -252,6 +256,7 @@ def reducing_method(name: str, call: Callable) -> None:
         return own(x, *args, **kwargs) if out is None else level.wrap(out)
 
     _install(name, method, own)
+    TAKE_NUMBERS[method] = own
 
 
 def view_method(name: str, call: Callable) -> None:
@@ -283,6 +288,7 @@ def view_method(name: str, call: Callable) -> None:
         return level.wrap(out) if isinstance(out, Tensor) else tuple([level.wrap(part) for part in out])
 
     _install(name, method, own)
+    TAKE_NUMBERS[method] = own
 
 
 def product_method(name: str, forms: dict[tuple, Callable], turned: bool = False) -> None:
@@ -336,6 +342,7 @@ def product_method(name: str, forms: dict[tuple, Callable], turned: bool = False
         return level.wrap(out) if x.mapped or lanes else level.adopt(out)
 
     _install(name, method, own)
+    METHODS.add(method)
 
 
 def _install(name: str, method: Callable, own: Callable) -> None:
@@ -343,4 +350,3 @@ def _install(name: str, method: Callable, own: Callable) -> None:
     method.__doc__ = own.__doc__
     never_compile(method)
     setattr(BatchTensor, name, method)
-    METHODS.add(method)

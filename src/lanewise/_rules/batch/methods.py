@@ -41,7 +41,11 @@ def _reduced(call: Callable) -> Callable:
         if dim is None:
             return call(value, list(range(1, rank)), keepdim)
         dims = [dim] if type(dim) is int else dim
-        if not dims or any(type(each) is not int or not 1 - rank <= each < rank - 1 for each in dims):
+        if (
+            type(dims) not in (list, tuple)
+            or not dims
+            or any(type(each) is not int or not 1 - rank <= each < rank - 1 for each in dims)
+        ):
             return None
         return call(value, [each + 1 if each >= 0 else each for each in dims], keepdim)
 
