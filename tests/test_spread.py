@@ -374,7 +374,7 @@ def test_one_kernel_serves_all_lanes() -> None:
     mapped = vmap(grad(loss_of(net)), in_dims=(None, 0))
     for _ in range(2):
         mapped(params, xs)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         mapped(params, xs)
     counts = {event.key.removeprefix("aten::"): event.count for event in profile.key_averages()}
     assert counts["_convolution"] == 2

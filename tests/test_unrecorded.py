@@ -101,7 +101,7 @@ def test_each_layer_is_one_kernel_for_all_lanes() -> None:
     mapped = vmap(lambda x: net(x))
     for _ in range(2):
         mapped(xs)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         mapped(xs)
     counts = {event.key.removeprefix("aten::"): event.count for event in profile.key_averages()}
     assert counts["_convolution"] == 2
