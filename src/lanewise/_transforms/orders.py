@@ -20,6 +20,7 @@ from torch import Tensor
 from lanewise._core.dual import DualLevel
 from lanewise._core.level import current_level, leave_uncompiled, standing
 from lanewise._core.plane import recorded
+from lanewise._rules.batch.spread import normalized
 from lanewise._rules.jvp.arithmetic import log_of_sum
 from lanewise._rules.jvp.linalg import det_written_out
 from lanewise._rules.jvp.losses import (
@@ -106,19 +107,12 @@ def differentiations() -> int:
     return total
 
 
-def _normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    """`(x - mean) / sqrt(var + eps)` along dims; half precision is computed in single, as the kernels do."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    centred = wide - wide.mean(dims, keepdim=True)
-    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-
-
 @written_out(aten.layer_norm.default, depth=2)
 def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     """x [*N, *S], weight [*S], bias [*S] -> [*N, *S]"""
     if tuple(x.shape[x.dim() - len(normalized_shape) :]) != tuple(normalized_shape):
         return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
-    out = _normalized(x, list(range(-len(normalized_shape), 0)), eps)
+    out = normalized(x, list(range(-len(normalized_shape), 0)), eps)
     out = out if weight is None else out * weight
     return (out if bias is None else out + bias).to(x.dtype)
 
@@ -133,7 +127,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         with torch.no_grad():
             torch.batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
     channels = [1, -1] + [1] * (x.dim() - 2)
-    out = _normalized(x, [0, *range(2, x.dim())], eps)
+    out = normalized(x, [0, *range(2, x.dim())], eps)
     out = out if weight is None else out * weight.reshape(channels)
     return (out if bias is None else out + bias.reshape(channels)).to(x.dtype)
 

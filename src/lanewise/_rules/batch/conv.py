@@ -145,7 +145,7 @@ def forward_form(filters, depth, taps, positions):
 def _positions(x, kernel, options):
     """How often a kernel finds a place in x [N, I, *sp]."""
     count = x.shape[0]
-    each = zip(x.shape[2:], kernel, *(_each(values, len(kernel)) for values in options[:3]), strict=True)
+    each = zip(x.shape[2:], kernel, *(for_each_dim(values, len(kernel)) for values in options[:3]), strict=True)
     for extent, taps, step, pad, spread in each:
         count *= (extent + 2 * pad - (taps - 1) * spread - 1) // step + 1
     return count
@@ -172,7 +172,7 @@ def convolve_windows(x, weight, options, groups):
 
 def _windows(x, kernel, options):
     """x [B, N, I, *sp] -> the windows that a kernel sees, [B, I, *k, N, *sp_out], a view"""
-    stride, padding, dilation = (_each(values, len(kernel)) for values in options[:3])
+    stride, padding, dilation = (for_each_dim(values, len(kernel)) for values in options[:3])
     if any(padding):
         x = torch.nn.functional.pad(x, [p for extent in reversed(padding) for p in (extent, extent)])
     for axis, (taps, step, spread) in enumerate(zip(kernel, stride, dilation, strict=True)):
@@ -343,7 +343,8 @@ def _by_windows(grad, x, kernel, options, groups):
     return out.view(lanes, filters, channels // groups, *kernel)
 
 
-def _each(values, rank):
+def for_each_dim(values, rank):
+    values = [values] if type(values) is int else values
     return list(values) * rank if len(values) == 1 else list(values)
 
 

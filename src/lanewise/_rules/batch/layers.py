@@ -16,7 +16,7 @@ from lanewise._core.plane import recorded
 from lanewise._core.python.factories import route_past
 from lanewise._core.short.direct import unwatched
 from lanewise._core.short.hot import PLAIN
-from lanewise._rules.batch.conv import convolution
+from lanewise._rules.batch.conv import convolution, for_each_dim
 from lanewise._rules.batch.pooling import pooled
 from lanewise._rules.batch.spread import Convolution, GroupNorm, LayerNorm, apply, is_spread
 from lanewise._torch_compat import is_grad_enabled
@@ -110,7 +110,7 @@ def _convolve_with_own(
     """A convolution whose parameters have lanes."""
     if x.dim() not in (rank + 1, rank + 2) or weight.dim() != rank + 2 or not x.numel():
         return NotImplemented
-    stride, dilation = _each(stride, rank), _each(dilation, rank)
+    stride, dilation = for_each_dim(stride, rank), for_each_dim(dilation, rank)
     if padding == "valid":
         padding = (0,)
     elif padding == "same":
@@ -118,7 +118,7 @@ def _convolve_with_own(
         if any(each % 1 for each in padding) or any(step != 1 for step in stride):
             return NotImplemented
         padding = [int(each) for each in padding]
-    options = (stride, _each(padding, rank), dilation, False, [0] * rank, groups)
+    options = (stride, for_each_dim(padding, rank), dilation, False, [0] * rank, groups)
     found = spread_for(x, weight, bias)
     if found is not None:
         level, values = found
@@ -139,11 +139,6 @@ def _are_lanes(x: Any, *parameters: Any) -> bool:
 
 def _of_images(layer: Convolution, x: Tensor, several: bool, *parameters: Any) -> Tensor:
     return apply(layer, x, *parameters) if several else apply(layer, x.unsqueeze(1), *parameters).squeeze(1)
-
-
-def _each(values: Any, rank: int) -> list[int]:
-    values = [values] if type(values) is int else list(values)
-    return values * rank if len(values) == 1 else values
 
 
 for _rank in (1, 2, 3):

@@ -106,9 +106,16 @@ class _Spread(Function):
         return None, *[next(found) if needed else None for needed in wanted]
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """[B, *S, n] -> [B, s, n]"""
     return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
+
+
+def for_own_weight(cotangent: Tensor, x: Tensor) -> Tensor:
+    """cotangent [B, *S, m], x [B, *S, n] -> [B, m, n]"""
+    left, right = rows_of(cotangent).mT, rows_of(x)
+    # One row: plain multiplication, 1.1 to 3 times faster than a batched product of depth one.
+    return left * right if right.shape[1] == 1 else product(left, right)
 
 
 class Embedding(Layer):
@@ -152,15 +159,13 @@ class Linear(Layer):
         if wanted[0]:
             grad_x = torch.matmul(cotangent, weight)
         if wanted[1]:
-            left, right = _rows(cotangent).mT, _rows(x)
-            # One row: plain multiplication, 1.1 to 3 times faster than a batched product of depth one.
-            grad_weight = left * right if right.shape[1] == 1 else product(left, right)
+            grad_weight = for_own_weight(cotangent, x)
         if wanted[2]:
-            grad_bias = _rows(cotangent).sum(1)
+            grad_bias = rows_of(cotangent).sum(1)
         return grad_x, grad_weight, grad_bias
 
     def composed(self, x, weight, bias):
-        out = product(_rows(x), weight.mT, None if bias is None else bias.unsqueeze(1))
+        out = product(rows_of(x), weight.mT, None if bias is None else bias.unsqueeze(1))
         return out.view(*x.shape[:-1], weight.shape[1])
 
 
@@ -196,10 +201,13 @@ class Convolution(Layer):
 
 
 def normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    """`(x - mean) / sqrt(var + eps)` along dims. (The third derivatives of torch's kernels are wrong.)"""
+    """`(x - mean) / sqrt(var + eps)` along dims; half precision is computed in single, as the kernels do.
+
+    (The third derivatives of torch's kernels are wrong.)
+    """
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     centred = wide - wide.mean(dims, keepdim=True)
-    return (centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()).to(x.dtype)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
 class LayerNorm(Layer):
@@ -230,7 +238,7 @@ class LayerNorm(Layer):
     def composed(self, x, weight, bias):
         shape, eps = self.options
         ones = [1] * (x.dim() - 1 - len(shape))
-        out = normalized(x, list(range(x.dim() - len(shape), x.dim())), eps)
+        out = normalized(x, list(range(x.dim() - len(shape), x.dim())), eps).to(x.dtype)
         out = out if weight is None else out * weight.view(weight.shape[0], *ones, *shape)
         return out if bias is None else out + bias.view(bias.shape[0], *ones, *shape)
 
@@ -257,6 +265,6 @@ class GroupNorm(Layer):
         groups, eps = self.options
         ones = [1] * (x.dim() - 3)
         grouped = x.unflatten(2, (groups, -1))
-        out = normalized(grouped, list(range(3, grouped.dim())), eps).view(x.shape)
+        out = normalized(grouped, list(range(3, grouped.dim())), eps).view(x.shape).to(x.dtype)
         out = out if weight is None else out * weight.view(weight.shape[0], 1, -1, *ones)
         return out if bias is None else out + bias.view(bias.shape[0], 1, -1, *ones)
