@@ -70,29 +70,32 @@ def _fused(query, key, value, mask, dropout_p, is_causal, scale):
 
 
 class _Fused(Function):
+    """torch's kernel of operands [*N, H, L, E] -> out [*N, H, L, V] and logsumexp, of all images one after another"""
+
     @staticmethod
     def forward(ctx, query, key, value, mask, is_causal, scale):  # type: ignore[override]
-        kernel = aten._scaled_dot_product_flash_attention_for_cpu
-        out, logsumexp = kernel(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
+        images = [t.flatten(0, -4) for t in (query, key, value)]
+        out, logsumexp = kernel(*images, 0.0, is_causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(query, key, value, mask, out, logsumexp)
         ctx.mark_non_differentiable(logsumexp)
         ctx.set_materialize_grads(False)
         ctx.options = is_causal, scale
-        return out, logsumexp
+        return out.view(*query.shape[:-3], *out.shape[1:]), logsumexp
 
     @staticmethod
     def backward(ctx, cotangent, _):  # type: ignore[override]
         if cotangent is None:
             return (None,) * 6
-        query, key, value, mask, out, logsumexp = ctx.saved_tensors
+        *operands, mask, out, logsumexp = ctx.saved_tensors
         is_causal, scale = ctx.options
+        images = [t.flatten(0, -4) for t in (cotangent, *operands)]
         if is_grad_enabled():
-            parts = attention_backward_formula(cotangent, query, key, value, mask, is_causal, scale)
+            parts = attention_backward_formula(*images, mask, is_causal, scale)
         else:
-            kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
-            options = {"attn_mask": mask, "scale": scale}
-            parts = kernel(cotangent, query, key, value, out, logsumexp, 0.0, is_causal, **options)
-        return *parts, None, None, None
+            kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+            parts = kernel(*images, out, logsumexp, 0.0, is_causal, attn_mask=mask, scale=scale)
+        return *[part.view(t.shape) for part, t in zip(parts, operands, strict=True)], None, None, None
 
 
 @lane_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -191,19 +194,23 @@ def _attention_of_lanes(query, key, value, mask, is_causal, scale):
         return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale).squeeze(1)
     if query.dim() == 4:
         return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale)
+    if mask is None and is_tracked(query, key, value) and _is_fused(query, key, value, is_causal, scale):
+        return apply_plainly(_Fused, query, key, value, None, is_causal, scale)[0]
     lanes = query.shape[:2]
     query, key, value = (t.flatten(0, 1) for t in (query, key, value))
-    if mask is None and is_tracked(query, key, value) and _is_fused(query, key, value, is_causal, scale):
-        return _fused(query, key, value, None, 0.0, is_causal, scale)[0].unflatten(0, lanes)
     return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
 
 
+_FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+
+
 def _is_fused(query, key, value, is_causal, scale):
-    """Whether torch takes the kernel that has no second derivative."""
-    if not at_hand(query, key, value):
+    """Whether torch takes the kernel that has no second derivative, of operands [B, N, H, L, E]."""
+    if not at_hand(query, key, value) or forward_level() >= 0:
         return False
-    choice = aten._fused_sdp_choice.default(query, key, value, None, 0.0, is_causal, scale=scale)
-    return choice == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+    with torch.no_grad():
+        images = (t.flatten(0, 1) for t in (query, key, value))
+        return aten._fused_sdp_choice.default(*images, None, 0.0, is_causal, scale=scale) == _FLASH
 
 
 route_past(aten.scaled_dot_product_attention.default, _attention)
