@@ -133,5 +133,29 @@ def test_a_class_of_results_that_the_function_defines(f, chunk_size):
     xs = torch.tensor([0.5, 1.5, 1.2])
     for _ in range(4):
         got = vmap(f, chunk_size=chunk_size)(xs)
-        assert type(got).__name__ == "Step" and type(got).__module__ == __name__
+        assert type(got).__qualname__ == type(f(xs[0])).__qualname__ and type(got).__module__ == __name__
         assert got.x.tolist() == [f(x).x.item() for x in xs] and got.count.tolist() == [0, 1, 1]
+
+
+def test_names_of_what_the_function_defines():
+    names = []
+
+    def f(x):
+        class Outer:
+            class Inner:
+                def method(self):
+                    return lambda: x
+
+        def inner():
+            return x
+
+        y = x if x > 1 else x * 2
+        defined = (Outer, Outer.Inner, Outer.Inner.method, inner, Outer.Inner().method())
+        names.append([each.__qualname__ for each in defined])
+        return y
+
+    xs = torch.tensor([0.5, 1.5])
+    f(xs[0])
+    for _ in range(3):
+        vmap(f)(xs)
+    assert len(names) > 3 and all(found == names[0] for found in names)
