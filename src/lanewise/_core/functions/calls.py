@@ -167,8 +167,8 @@ class UserCall(Call):
                 arg.requires_grad_()
         with (
             record_as_outside(never=True),
-            on_plane(highest_level(args) or self.around),
             ForceDispatchKeyGuard(self.include, self.exclude),
+            on_plane(highest_level(args) or self.around),  # (on that of plain torch, kernels in Python are off again)
         ):
             given = args if self.given is None else self.given.filled(args)
             if is_new_style(self.cls):
