@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 import lanewise
 from lanewise import errors, grad, jacfwd, jacrev, jvp, vjp, vmap
-from lanewise._torch_compat import APPLY_IS_PYTHON
+from lanewise._torch_compat import APPLY_IS_PYTHON, FACTORY_KEY, OUTSIDE_KEY, tls_is_included
 from tests.oracles import assert_same, loop_vmap
 
 
@@ -1046,3 +1046,46 @@ def test_writes_to_an_argument_where_lanes_part(f):
     want = torch.stack([slope(x) for x in xs])
     torch.testing.assert_close(lanewise.vmap(lanewise.grad(lambda x: (f(x * 1) ** 2).sum()))(xs), want)
     torch.testing.assert_close(lanewise.grad(lambda xs: (lanewise.vmap(f)(xs * 1) ** 2).sum())(xs), want)
+
+
+class _Signed(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.negative = bool(x.sum() < 0)
+        ctx.save_for_backward(x)
+        return x * 2 if ctx.negative else x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 5 if ctx.negative else g * 3 * x.cos()
+
+
+@pytest.mark.filterwarnings("ignore:.*once per lane:lanewise.errors.SlowPathWarning")
+def test_a_number_on_ctx_that_lanes_around_share_in_some_lanes_alone():
+    xs = torch.tensor([[1.0, -1.0, 2.0], [1.0, 2.0, -3.0]], dtype=torch.float64)[..., None]
+    for _ in range(3):
+        assert_same(vmap(vmap(_Signed.apply))(xs), torch.where(xs < 0, xs * 2, xs.sin()))
+        slopes = vmap(vmap(grad(lambda x: _Signed.apply(x).sum())))(xs)
+        assert_same(slopes, torch.where(xs < 0, 5.0, 3 * xs.cos()))
+        deep = vmap(vmap(vmap(grad(lambda x: _Signed.apply(x).sum()))))(torch.stack([xs, xs.flip(1)]))
+        assert_same(deep, torch.stack([slopes, slopes.flip(1)]))
+
+
+@pytest.mark.filterwarnings("ignore:.*once per lane:lanewise.errors.SlowPathWarning")
+def test_a_forward_that_runs_once_per_lane_pays_for_no_kernels_in_python():
+    seen = []
+
+    class Rooted(Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(tls_is_included(FACTORY_KEY) or tls_is_included(OUTSIDE_KEY))
+            return x.sqrt() if x.sum() > 0 else x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    xs = torch.tensor([[4.0], [-1.0], [9.0]])
+    assert_same(vmap(Rooted.apply)(xs), torch.tensor([[2.0], [-1.0], [3.0]]))
+    assert seen[-3:] == [False] * 3

@@ -213,3 +213,34 @@ def test_they_are_recorded_below_all_levels() -> None:
     for _ in range(3):
         mapped(XX)
     assert found == [False, True, True]
+
+
+def _made_from_the_lane(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
+
+
+def _made_alone(x: Tensor) -> Tensor:
+    return torch.ones(3, dtype=x.dtype, requires_grad=True)
+
+
+def _made_parameter(x: Tensor) -> Tensor:
+    return nn.Parameter(torch.ones(3, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev])
+@pytest.mark.parametrize("made", [_made_from_the_lane, _made_alone, _made_parameter])
+def test_a_gradient_that_hangs_on_a_leaf_made_inside_requires_grad(made: Callable, transform: Callable) -> None:
+    def f(x: Tensor) -> Tensor:
+        weight = made(x)
+        return transform(lambda x: (weight * x).sin().sum())(x)
+
+    def inside(x: Tensor) -> Tensor:
+        return transform(lambda x: (made(x) * x).sin().sum())(x)
+
+    for g in (f, inside):
+        want = torch.stack([g(x) for x in X])
+        assert want.requires_grad
+        for _ in range(4):
+            got = vmap(g)(X)
+            assert got.requires_grad
+            torch.testing.assert_close(got, want)

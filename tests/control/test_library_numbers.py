@@ -15,8 +15,9 @@ import time
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from lanewise import debug, vmap
+from lanewise import debug, jacfwd, jacrev, vmap
 from lanewise.errors import EscapedTensorError
 
 XS = torch.tensor([1.0, 3.0, 2.0, 3.0])
@@ -113,3 +114,19 @@ def test_json_of_one_that_has_escaped(kept):
     assert not isinstance(kept, float)
     with pytest.raises(TypeError, match="EscapedNumber is not JSON serializable"):
         json.dumps({"total": kept})
+
+
+def _wide(n):
+    return torch.tensor(n), torch.tensor([n, 1]), torch.as_tensor(n)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jacfwd, jacrev])
+def test_torch_tensor_of_a_number_in_a_function_that_a_library_calls(transform):
+    def f(x):
+        alone, pair, same = tree_map(_wide, int(x * 10))
+        (direct,) = tree_map(torch.tensor, (int(x * 10),))
+        return x * (alone + pair.sum() + same + direct)
+
+    xs = torch.tensor([0.5, 1.5, 3.0])
+    for _ in range(3):
+        assert torch.equal(vmap(transform(f))(xs), torch.stack([transform(f)(x) for x in xs]))

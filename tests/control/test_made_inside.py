@@ -1,5 +1,9 @@
 """Containers that some lanes have made are theirs to change: the function goes on where lanes part."""
 
+import dataclasses
+from collections import namedtuple
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -104,3 +108,54 @@ def test_lists_out_of_use_are_not_kept(monkeypatch):
     assert n.tolist() == [1000, 100]
     torch.testing.assert_close(x, torch.tensor([1000.5, 1000.5], dtype=D))
     assert 0 < max(len(call.made) for call in calls) < 100
+
+
+def _named_tuple_inside(x):
+    Step = namedtuple("Step", "x count")
+    step = Step(x, 0)
+    while step.x > 1 and step.count < 3:
+        step = step._replace(x=step.x / 2, count=step.count + 1)
+    return step
+
+
+def _dataclass_inside(x):
+    @dataclasses.dataclass
+    class Step:
+        x: torch.Tensor
+        count: int
+
+    return Step(x / 2, 1) if x > 1 else Step(x, 0)
+
+
+@pytest.mark.parametrize("f", [_named_tuple_inside, _dataclass_inside])
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_a_class_of_results_that_the_function_defines(f, chunk_size):
+    xs = torch.tensor([0.5, 1.5, 1.2])
+    for _ in range(4):
+        got = vmap(f, chunk_size=chunk_size)(xs)
+        assert type(got).__qualname__ == type(f(xs[0])).__qualname__ and type(got).__module__ == __name__
+        assert got.x.tolist() == [f(x).x.item() for x in xs] and got.count.tolist() == [0, 1, 1]
+
+
+def test_names_of_what_the_function_defines():
+    names = []
+
+    def f(x):
+        class Outer:
+            class Inner:
+                def method(self):
+                    return lambda: x
+
+        def inner():
+            return x
+
+        y = x if x > 1 else x * 2
+        defined = (Outer, Outer.Inner, Outer.Inner.method, inner, Outer.Inner().method())
+        names.append([each.__qualname__ for each in defined])
+        return y
+
+    xs = torch.tensor([0.5, 1.5])
+    f(xs[0])
+    for _ in range(3):
+        vmap(f)(xs)
+    assert len(names) > 3 and all(found == names[0] for found in names)

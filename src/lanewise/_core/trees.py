@@ -6,7 +6,7 @@ else is a leaf, None too.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from torch import Size, Tensor
@@ -41,7 +41,7 @@ class Spec:
             return True
         return (
             isinstance(other, Spec)
-            and self.kind is other.kind
+            and (self.kind is other.kind or _made_anew(self.kind, other.kind))
             and self.keys == other.keys
             and self.context == other.context
             and self.children == other.children
@@ -106,12 +106,21 @@ def _parts(tree: Any, kind: type) -> tuple[list, tuple | None, Any] | None:
     return None
 
 
-@cache
+def _made_anew(kind: type | None, other: type | None) -> bool:
+    """Whether one statement made both: a function that defines its named tuple or dataclass does so in each run."""
+    if kind is None or other is None or (kind.__module__, kind.__name__) != (other.__module__, other.__name__):
+        return False
+    if _is_named_tuple(kind):
+        return _is_named_tuple(other) and kind._fields == other._fields  # type: ignore[attr-defined]
+    return _field_names(kind) is not None and _field_names(kind) == _field_names(other)
+
+
+@lru_cache(256)  # of classes that functions make, too
 def _is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
 
 
-@cache
+@lru_cache(256)  # of classes that functions make, too
 def _field_names(kind: type) -> tuple[str, ...] | None:
     """Field names of a dataclass, None for another class."""
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None

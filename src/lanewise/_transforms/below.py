@@ -8,7 +8,7 @@ from torch import Tensor
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import recorded, tracked
-from lanewise._core.recording.graphs import needs_graph, node_of, reached
+from lanewise._core.recording.graphs import hangs_on_made, needs_graph, node_of, reached
 from lanewise._core.short.recorded import (
     RecordedLevel,
     can_record,
@@ -124,6 +124,12 @@ def note_use(level: Any, inputs: list, value: Tensor) -> None:
         if following is not None and id(getattr(following, "variable", None)) in matrices
     )
     level.note_gradient(all(name in _LAYERS for name in users))
+
+
+def note_made(level: Any, outputs: list) -> None:
+    """At a first call, see whether `outputs` hang on leaves made inside: their history is of the plane of the lanes."""
+    if isinstance(level, WatchedLevel) and level.recordable and hangs_on_made(outputs):
+        level.recordable = False
 
 
 # So many rows of a Jacobian at most are passes of their own.

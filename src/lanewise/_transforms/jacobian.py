@@ -46,7 +46,7 @@ from lanewise._transforms.arguments import (
     split_aux,
 )
 from lanewise._transforms.basis import Basis, of_forward, of_reverse
-from lanewise._transforms.below import are_few, jacobian_below
+from lanewise._transforms.below import are_few, jacobian_below, note_made
 from lanewise._transforms.chunks import check_chunk_options, map_chunks
 from lanewise._transforms.compiling import is_compiling, traced, without_keywords
 from lanewise._transforms.dims import check_randomness
@@ -141,6 +141,8 @@ def jacrev(
                 check_not_nested(site, outputs, name, "return y.to_padded_tensor(0.0)")
                 basis = Basis(outputs, [out.is_complex() for out in outputs])
                 create_graph = outer and needs_graph(outputs, inputs)
+                if create_graph:
+                    note_made(here, outputs)
                 chunked = chunk_size is not None or bool(progress)
                 recordable = isinstance(here, WatchedLevel) and here.recordable and are_few(outputs)
 

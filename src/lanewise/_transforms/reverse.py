@@ -27,7 +27,7 @@ from lanewise._transforms.arguments import (
     several_cotangents,
     split_aux,
 )
-from lanewise._transforms.below import differentiate_below, note_use
+from lanewise._transforms.below import differentiate_below, note_made, note_use
 from lanewise._transforms.compiling import is_compiling, traced
 from lanewise._transforms.recording import Recording, free_below, one, pull_back, track, untrack
 from lanewise.errors import hide_own_frames
@@ -200,9 +200,11 @@ def differentiate(
         out = func(*replace(args, argnums, inputs[0] if spec is None else unflatten(list(inputs), spec)), **kwargs)
         value, aux = split_aux(site, out, has_aux)
         check_scalar(site, value)
+        create_graph = outer and needs_graph([value], inputs)
         if watched:
             note_use(level, inputs, value)
-        create_graph = outer and needs_graph([value], inputs)
+            if create_graph:
+                note_made(level, [value])
         grads = pull_back([value], inputs, [one(value)], outer, create_graph=create_graph)
         result = grads[0] if spec is None else unflatten(grads, spec)
         if has_aux:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lanewise._control.rewriting.builders import RUNTIME
 from lanewise._control.rewriting.source import (
+    PLACE,
     READ_AGAIN,
     Function,
     Unsupported,
@@ -90,10 +91,23 @@ def _convert(func: types.FunctionType) -> types.CodeType:
     node = definition(func)
     rewrite(node, frozenset(code.co_cellvars))
     new = compile_definition(node, code, (RUNTIME,))
-    names: dict[str, Any] = {"co_name": code.co_name}
+    return _named(new, PLACE + new.co_name, getattr(code, "co_qualname", func.__qualname__)).replace(
+        co_name=code.co_name
+    )
+
+
+def _named(code: types.CodeType, made: str, own: str) -> types.CodeType:
+    """The code with its own full name, and with those of the functions and classes inside, which show them."""
+
+    def name(value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            return _named(value, made, own)
+        return own + value[len(made) :] if isinstance(value, str) and value.startswith(made) else value
+
+    names: dict[str, Any] = {"co_consts": tuple(map(name, code.co_consts))}
     if hasattr(code, "co_qualname"):
-        names["co_qualname"] = code.co_qualname  # type: ignore[attr-defined]
-    return new.replace(**names)
+        names["co_qualname"] = name(code.co_qualname)  # type: ignore[attr-defined]
+    return code.replace(**names)
 
 
 def _not_plain(code: types.CodeType) -> Unsupported:

@@ -168,6 +168,11 @@ def argument_names(node: Function) -> tuple[str, ...]:
 # --- compiling -------------------------------------------------------------------------------------------------------
 
 
+_AROUND = "_lw_around"
+# What full names begin with in the code of a definition.
+PLACE = f"{_AROUND}.<locals>."
+
+
 def compile_definition(node: Function, like: types.CodeType, cells: tuple[str, ...] = ()) -> types.CodeType:
     """The code object of a definition whose surroundings have the names that `like` takes from them, and `cells`.
 
@@ -184,9 +189,7 @@ def compile_definition(node: Function, like: types.CodeType, cells: tuple[str, .
         ast.copy_location(body[0], node)
     free = [ast.arg(cell) for cell in dict.fromkeys((*cells, *like.co_freevars))]
     fields = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
-    around = ast.FunctionDef(
-        "_lw_around", ast.arguments([], free, None, [], [], None, []), body, [], None, None, **fields
-    )
+    around = ast.FunctionDef(_AROUND, ast.arguments([], free, None, [], [], None, []), body, [], None, None, **fields)
     ast.copy_location(around, node)
     for statement in body:
         ast.copy_location(statement, node)

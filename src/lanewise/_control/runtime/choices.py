@@ -8,6 +8,7 @@ have it, as the sides of an `if` are; where one value can hold what comes out, a
 import enum
 import operator
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -346,6 +347,8 @@ def keeping(func: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """`func(*args, **kwargs)`, which may return a Mixed."""
     if func is replacements.greatest or func is replacements.least:
         func = replacements.greatest_kept if func is replacements.greatest else replacements.least_kept
+    elif func is namedtuple:
+        kwargs.setdefault("module", sys._getframe(1).f_globals["__name__"])  # it looks for that of its caller
     return func(*args, **kwargs)
 
 

@@ -22,7 +22,17 @@ from lanewise._core.dual import DualLevel
 from lanewise._core.forms import form_of, give, take
 from lanewise._core.functions.arguments import Arguments
 from lanewise._core.functions.formulas import Formula, as_function, not_twice
-from lanewise._core.functions.kept import ABSENT, PerLane, Slot, attributes_of_lanes, look_up, place_of, refer
+from lanewise._core.functions.kept import (
+    ABSENT,
+    NUMBERS,
+    PerLane,
+    Slot,
+    as_many,
+    attributes_of_lanes,
+    look_up,
+    place_of,
+    refer,
+)
 from lanewise._core.functions.lane_values import (
     at_lane,
     each_lane,
@@ -157,8 +167,8 @@ class UserCall(Call):
                 arg.requires_grad_()
         with (
             record_as_outside(never=True),
-            on_plane(highest_level(args) or self.around),
             ForceDispatchKeyGuard(self.include, self.exclude),
+            on_plane(highest_level(args) or self.around),  # (on that of plain torch, kernels in Python are off again)
         ):
             given = args if self.given is None else self.given.filled(args)
             if is_new_style(self.cls):
@@ -208,8 +218,9 @@ class UserCall(Call):
         first = lanes[0]
         for name in ("single", "saved", "forward_saved", "dirty", *_OUTPUT_ATTRIBUTES):
             setattr(self, name, getattr(first, name))
-        for lane in lanes:
-            if [(s.kind, s.index) for s in lane.slots] != [(s.kind, s.index) for s in first.slots]:
+        slots = as_many([lane.slots for lane in lanes])
+        for own in slots:
+            if [(s.kind, s.index) for s in own] != [(s.kind, s.index) for s in slots[0]]:
                 raise LaneValueError(
                     at_user_line(
                         f"vmap: {self.cls.__name__}: forward runs once per lane, and keeps other tensors on ctx in "
@@ -218,12 +229,12 @@ class UserCall(Call):
                     )
                 )
         self.slots = []
-        for k, slot in enumerate(first.slots):
-            value = stack_lanes(level, [lane.slots[k].value for lane in lanes], "the tensors it keeps on ctx have")
+        for k, slot in enumerate(slots[0]):
+            value = stack_lanes(level, [own[k].value for own in slots], "the tensors it keeps on ctx have")
             self.slots.append(Slot(slot.kind, slot.index, value, slot.kept))
         self.attributes = attributes_of_lanes([lane.attributes for lane in lanes], len(self.slots))
         if any(isinstance(value, PerLane) for value in self.attributes.values()):
-            self.slots.append(Slot("value", -1, level.wrap(level.below(torch.arange, level.size)), True))
+            self.slots.append(Slot("value", NUMBERS, level.wrap(level.below(torch.arange, level.size)), True))
         stack = stack_derivatives if self.cls is Formula else stack_lanes
         outs = [stack(level, [row[j] for row in rows]) for j in range(len(rows[0]))]
         return tuple([args[first.written[j]] if j in first.written else out for j, out in enumerate(outs)])

@@ -10,6 +10,8 @@ from lanewise._core.trees import flatten, unflatten
 
 # Stands for an attribute that forward did not set in a lane.
 ABSENT = object()
+# The index of a slot with the number of each lane.
+NUMBERS = -2
 
 
 class Slot:
@@ -17,7 +19,7 @@ class Slot:
 
     Attributes:
         kind: "input", "output" or "value".
-        index: Position among the inputs or outputs.
+        index: Position among the inputs or outputs; -1 or NUMBERS for "value".
         value: The tensor itself, for "value".
         kept: Set as a plain attribute of `ctx`, so it is kept as it is, without a check for later writes.
     """
@@ -90,6 +92,16 @@ def _reference(leaf: Any, slot: Callable[[Tensor, bool], int]) -> Any:
         return _Ref(slot(leaf, True))
     number = as_number(leaf)
     return leaf if number is None else _NumberRef(slot(leaf.value, True), number)
+
+
+def as_many(lanes: list[list[Slot]]) -> list[list[Slot]]:
+    """The slots of each lane, as many for all where only those with numbers of lanes make the difference.
+
+    A lane has one where its forward ran once for each of the lanes around. Others get what they do not read.
+    """
+    longest = max(lanes, key=len)
+    rest = [longest[len(slots) :] for slots in lanes]
+    return [slots + more if all(slot.index == NUMBERS for slot in more) else slots for slots, more in zip(lanes, rest)]
 
 
 def look_up(value: Any, kept: list) -> Any:

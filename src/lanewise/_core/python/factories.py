@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.draws.random import is_random
+from lanewise._core.functions.numbers import number_classes
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, tensors_of
@@ -78,9 +79,13 @@ def join_lists_in(name: str) -> None:
             return plain(data, *args, **kwargs)
         if type(data) in stand_for_leaves:
             data = stand_for_leaves[type(data)](data)
-        if not isinstance(data, (list, tuple)):
+        single = not isinstance(data, (list, tuple))
+        leaves = [data] if single else list(leaves_of(data))
+        for leaf in leaves:
+            if type(leaf) in number_classes:  # a library's code has called this: where a user's does, it knows them
+                return type(leaf).__torch_function__(made, (), (data, *args), kwargs)  # type: ignore[attr-defined]
+        if single:
             return plain(data if name == "tensor" else tensor_behind(data), *args, **kwargs)
-        leaves = list(leaves_of(data))
         if any(type(leaf) in stand_for_leaves for leaf in leaves):
             return made(unflatten(*flatten(data)), *args, **kwargs)
         if not any(isinstance(leaf, Plane) for leaf in leaves):

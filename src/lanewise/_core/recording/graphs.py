@@ -74,14 +74,23 @@ def needs_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
     for x in inputs:
         if not x.is_leaf:
             return True
-    known = set(map(id, inputs))
+    known, orders = set(map(id, inputs)), standing.orders
+    return _finds(outputs, lambda leaf: id(leaf) not in known and getattr(leaf, "_lanewise_order", 0) <= orders)
+
+
+def hangs_on_made(outputs: Sequence[Tensor]) -> bool:
+    """Whether a leaf of a plane was recorded that is no transform's, such as `nn.Parameter(...)` made inside."""
+    return _finds(outputs, lambda leaf: isinstance(leaf, Plane) and not hasattr(leaf, "_lanewise_order"))
+
+
+def _finds(outputs: Sequence[Tensor], wanted: Callable[[Tensor], bool]) -> bool:
+    """Whether a leaf of what was recorded is one of these."""
     stack = [node for out in outputs if (node := own_node(out)) is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()
         if type(node) is AccumulateGrad:
-            leaf = node.variable  # type: ignore[attr-defined]
-            if id(leaf) not in known and getattr(leaf, "_lanewise_order", 0) <= standing.orders:
+            if wanted(node.variable):  # type: ignore[attr-defined]
                 return True
             continue
         for following, _ in node.next_functions:
