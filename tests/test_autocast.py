@@ -51,7 +51,12 @@ def test_autocast_of_what_a_function_calls(f, mode):
     """Twice, as casts of parameters are kept from one time to the next."""
     xs, ks = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 2])
     with mode(), _autocast():
-        want = torch.stack([f(x, k) for x, k in zip(xs, ks, strict=True)])
+        try:
+            want = torch.stack([f(x, k) for x, k in zip(xs, ks, strict=True)])
+        except RuntimeError as error:
+            if "primitive descriptor" not in str(error):
+                raise
+            pytest.skip("torch has no such kernel for this processor")
         for _ in range(2):
             got = vmap(f)(xs, ks)
             assert type(got) is torch.Tensor

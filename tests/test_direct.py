@@ -184,6 +184,36 @@ def test_operators_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -
     vmap(f)(torch.randn(3, 2), torch.randn(3, 2))
 
 
+PLACES = torch.randint(0, 4, (3, 5, 2), generator=torch.Generator().manual_seed(1))
+# Methods of x [4, 2], of places [5, 2] in it and of rows [5, 2].
+AT_PLACES: dict[str, Any] = {
+    "gather": lambda x, i, rows: x.gather(0, i),
+    "index_add": lambda x, i, rows: x.index_add(0, i[:, 0], rows),
+    "index_select": lambda x, i, rows: x.index_select(-2, i[:, 1]),
+    "scatter_add": lambda x, i, rows: x.scatter_add(-2, i, rows),
+}
+
+
+@pytest.mark.parametrize("name", AT_PLACES)
+def test_methods_at_places_do_not_pass_the_dispatcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested, recorded, of parted lanes and beside what has no lanes they are right, too."""
+    f, op = AT_PLACES[name], getattr(torch.ops.aten, name).default
+    x, rows = _positive(3, 4, 2, dtype=torch.float64), _positive(3, 5, 2, dtype=torch.float64)
+    taken, path = [], batch.HOT[op]
+    monkeypatch.setitem(batch.HOT, op, lambda *args: taken.append(op) or path(*args))
+    _same(lambda x, i, rows: f(x, i, rows), x, PLACES, rows)
+    assert taken
+    taken.clear()
+    _same(lambda x, i, rows: f(x, PLACES[0], rows) + f(x[:4], i, rows), x, PLACES, rows)
+    _same(lambda x, i, rows: grad(lambda y: (f(y, i, rows) ** 2).sum())(x), x, PLACES, rows)
+    _same(lambda x, i, rows: f(x, i, rows) if x[0, 0] > 3 else f(x * 2, i, rows), x, PLACES, rows)
+    _same(lambda x, i, rows: vmap(lambda y: f(y, i, rows))(torch.stack([x, x * 2])), x, PLACES, rows)
+    recorded = x.clone().requires_grad_()
+    got = torch.autograd.grad(vmap(f)(recorded, PLACES, rows).sin().sum(), recorded)
+    want = torch.autograd.grad(torch.stack([f(*row) for row in zip(recorded, PLACES, rows)]).sin().sum(), recorded)
+    torch.testing.assert_close(got, want)
+
+
 def test_torchs_own_forward_mode_inside() -> None:
     def pushed(f):
         def g(x: Tensor) -> Any:

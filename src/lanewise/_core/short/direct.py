@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, strided
 
-from lanewise._core.batch import BatchTensor
+from lanewise._core.batch import HOT, BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import sync, tracked
 from lanewise._core.short.hot import PLAIN, inert, same_in_all
 from lanewise._torch_compat import (
     OUTSIDE_KEY,
+    OpOverload,
     current_graph_task_id,
     dispatch_mode_count,
     function_mode_count,
@@ -286,6 +287,32 @@ def view_method(name: str, call: Callable) -> None:
         if out is None:
             return own(x, *args)
         return level.wrap(out) if isinstance(out, Tensor) else tuple([level.wrap(part) for part in out])
+
+    _install(name, method, own)
+    TAKE_NUMBERS[method] = own
+
+
+def operands_method(name: str, op: OpOverload) -> None:
+    """Let the method `name` of tensors with lanes be `op` by its short path, where all its tensors have these lanes."""
+    own = getattr(Tensor, name)
+
+    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+        level = x.level
+        if kwargs or not x.mapped or level.lanes is not None or not unwatched(level) or _recorded(x):
+            return own(x, *args, **kwargs)
+        for arg in args:
+            if isinstance(arg, Tensor) and not (
+                type(arg) is BatchTensor and arg.mapped and arg.level is level and not _recorded(arg)
+            ):
+                return own(x, *args)
+        include_key(OUTSIDE_KEY, False)
+        try:
+            out = HOT[op]((x, *args), {})
+        except FAILURES:
+            out = NotImplemented
+        finally:
+            include_key(OUTSIDE_KEY, True)
+        return own(x, *args) if out is NotImplemented else out
 
     _install(name, method, own)
     TAKE_NUMBERS[method] = own

@@ -41,18 +41,26 @@ def _check_ranks(text, *operands):
 def mm(level, a, b):
     """a [B, m, k] or [m, k], b [B, k, n] or [k, n] -> [B, m, n]"""
     if not level.mapped(b):
-        left = a.value
-        lanes, rows, inner = left.shape
-        if rows >= FEW and inner > 1 and left.stride(1) == 1:
-            # Rows are turned to the side in memory (the backward pass of a layer): a copy would cost more.
-            return torch.bmm(left, b.expand(lanes, inner, b.shape[1]))
-        return torch.mm(left.reshape(lanes * rows, inner), b).view(lanes, rows, b.shape[1])
+        return lanes_times_matrix(a.value, b)
     if not level.mapped(a):
-        right = b.value
-        if right.shape[2] == 1:
-            return torch.mm(right.squeeze(2), a.t()).unsqueeze(2)
-        return product(level.expanded(a), right)
+        return matrix_times_lanes(level.physical(a), b.value)
     return product_of_lanes(a.value, b.value)
+
+
+def lanes_times_matrix(a, b):
+    """a [B, m, k], b [k, n] -> [B, m, n]"""
+    lanes, rows, inner = a.shape
+    if rows >= FEW and inner > 1 and a.stride(1) == 1:
+        # Rows are turned to the side in memory (the backward pass of a layer): a copy would cost more.
+        return torch.bmm(a, b.expand(lanes, inner, b.shape[1]))
+    return torch.mm(a.reshape(lanes * rows, inner), b).view(lanes, rows, b.shape[1])
+
+
+def matrix_times_lanes(a, b):
+    """a [m, k], b [B, k, n] -> [B, m, n]"""
+    if b.shape[2] == 1:
+        return torch.mm(b.squeeze(2), a.t()).unsqueeze(2)
+    return product(a.expand(b.shape[0], *a.shape), b)
 
 
 def product_of_lanes(a, b):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lanewise._core.short.direct import binary_method, product_method, reducing_method, unary_method
+from lanewise._core.short.direct import binary_method, operands_method, product_method, reducing_method, unary_method
 from lanewise._core.short.whole import whole_pointwise, whole_product
-from lanewise._rules.batch.matmul import dots, product_of_lanes
+from lanewise._rules.batch.matmul import dots, lanes_times_matrix, matrix_times_lanes, product_of_lanes
 
 
 def _reflected(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -74,11 +74,15 @@ _PRODUCTS = {
     (True, 1, True, 2): lambda x, y: torch.bmm(x.unsqueeze(1), y).squeeze(1),
     (True, 2, True, 1): lambda x, y: torch.bmm(y.unsqueeze(1), x.mT).squeeze(1),
     (True, 2, True, 2): product_of_lanes,
+    (True, 2, False, 2): lanes_times_matrix,
+    (False, 2, True, 2): matrix_times_lanes,
     (True, 1, False, 1): torch.mv,
     (False, 1, True, 1): lambda x, y: torch.mv(y, x),
     (True, 1, False, 2): torch.mm,
     (False, 2, True, 1): lambda x, y: torch.mm(y, x.t()),
 }
+for _name in "gather index_add index_select scatter_add".split():
+    operands_method(_name, getattr(torch.ops.aten, _name).default)
 product_method("__matmul__", _PRODUCTS)
 product_method("__rmatmul__", _PRODUCTS, turned=True)
 for _function, _ranks in ((torch.dot, (1, 1)), (torch.mv, (2, 1)), (torch.mm, (2, 2)), (torch.matmul, None)):
