@@ -101,10 +101,10 @@ REFUSED = {
         lambda x: XS[: int(x > 0)], XS
     ),
     r"map: batch_size should be None or greater than 0. \(got 0\)": lambda: map(same, XS, batch_size=0),
-    "map: batch_size is a whole number greater than 0, \"auto\" or None .got 'aut'.": lambda: map(
+    "map: batch_size should be None or greater than 0. .got 'aut', neither a whole number nor \"auto\".": lambda: map(
         same, XS, batch_size="aut"
     ),
-    "vmap: chunk_size is a whole number greater than 0, \"auto\" or None .got 'aut'.": lambda: vmap(
+    "vmap: chunk_size should be None or greater than 0. .got 'aut', neither a whole number nor \"auto\".": lambda: vmap(
         same, chunk_size="aut"
     ),
     r"map: xs are tensors with one first dim.* they are \[\[\]\]\n": lambda: map(same, X, batch_size=2),

@@ -48,16 +48,14 @@ def check_chunk_size(api: str, name: str, size: Any, instead: str) -> None:
     """Raise unless an argument says how many at once."""
     if isinstance(size, str) and size == "auto":
         return
-    if isinstance(size, bool) or not isinstance(size, int):
-        phrase = f'{api}: {name} is a whole number greater than 0, "auto" or None'
-    elif size <= 0:
-        # Each transform's phrase is the one that people search for.
-        phrase = f"{api}: {name} should be None or greater than 0."
-        if api == "jacrev":
-            phrase = f"{api}: `{name}` should be greater than 0."
-    else:
+    whole = isinstance(size, int) and not isinstance(size, bool)
+    if whole and int(size) > 0:
         return
-    raise ArgumentError(at_user_line(f"{phrase} (got {size!r})", f'{instead}  # or {name}="auto"'))
+    # Each transform's phrase is the one that people search for.
+    phrase = f"`{name}` should be" if api == "jacrev" else f"{name} should be None or"
+    kinds = "" if whole else ', neither a whole number nor "auto"'
+    why = f"{api}: {phrase} greater than 0. (got {size!r}{kinds})"
+    raise ArgumentError(at_user_line(why, f'{instead}  # or {name}="auto"'))
 
 
 class _Shown(threading.local):
