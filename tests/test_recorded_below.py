@@ -68,6 +68,7 @@ FUNCTIONS: dict[str, tuple] = {
     "sinc, twice": (lambda x: grad(lambda x: torch.sinc(x).sum())(x).sum(), X * 0),
     "a captured parameter": (lambda x: (PARAMETER * x).square().sum(), X),
     "a captured parameter, twice": (lambda x: grad(lambda x: (PARAMETER * x).pow(3).sum())(x).square().sum(), X),
+    "beside a captured parameter": (lambda x: x.square().sum() + x.relu().max() + PARAMETER.sum(), X),
     "a module that learns": (lambda x: LEARNS(x).square().sum(), X),
 }
 

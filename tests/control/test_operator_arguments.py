@@ -41,15 +41,82 @@ REFUSED = {
     r"associative_scan: elems are tensors with a dim 1; they are \[\[3\]\]": lambda: associative_scan(
         torch.add, XS, axis=1
     ),
+    "associative_scan: axis must be a whole number, got <class 'str'>": lambda: associative_scan(
+        torch.add, XS, axis="0"
+    ),
+    r"associative_scan: fn returns another structure, \(\*, \*\), than elems have, \*": lambda: associative_scan(
+        lambda a, b: (a, b), XS
+    ),
+    r"associative_scan: fn must keep the shapes of its arguments, \[\[1\]\], and returns a tensor \[\]": lambda: (
+        associative_scan(lambda a, b: (a + b).sum(), XS)
+    ),
+    r"cond: pred is a bool, or a tensor with one element\. Boolean value.* its shape is \[3\]": lambda: cond(
+        XS > 0, same, same, (X,)
+    ),
+    "cond: pred is a bool, or a tensor with one element, got <class 'NoneType'>": lambda: cond(None, same, same, (X,)),
+    r"switch: index must be a whole number, or a tensor of one, got a tensor \[3\]": lambda: switch(
+        XS.long(), [same], X
+    ),
+    r"while_loop: what cond_fun returns is a bool, or a tensor with one.* its shape is \[3\]": lambda: while_loop(
+        lambda s: s < 3, same, XS
+    ),
+    r"what cond_fun returns is a bool, or a tensor with one element\. Boolean": lambda: while_loop(
+        lambda s: s < 3, same, XS, mode="mask"
+    ),
+    "what cond_fun returns is a bool, or a tensor with one element, got <class 'NoneType'>": lambda: while_loop(
+        lambda s: None, same, X
+    ),
+    r"while_loop: body_fun returns a state of another structure, \(\*, \*\), than `init` has, \*\n": lambda: while_loop(
+        lambda s: s < 3, lambda s: (s, s), X
+    ),
+    r"while_loop: body_fun returns None where `init` is a tensor \[\]\n": lambda: while_loop(
+        lambda s: s < 3, lambda s: None, X
+    ),
+    r"while_loop: body_fun returns a tensor \[6\] where the state has \[3\]": lambda: while_loop(
+        lambda s: s.sum() < 9, lambda s: torch.cat([s, s]), XS, mode="mask"
+    ),
+    "while_loop: max_steps must be 0 or more, got -1": lambda: while_loop(same, same, X, max_steps=-1),
+    "while_loop: max_steps must be a whole number, got 2.5": lambda: while_loop(same, same, X, max_steps=2.5),
+    r"fori_loop: body_fun returns a state of another structure, \(\*, \*\), than `init` has, \*\n": lambda: fori_loop(
+        0, 3, lambda i, s: (s.sin(), s), X
+    ),
+    r"scan: f must return a pair, the next carry and y, got a tensor \[\]": lambda: scan(torch.add, X, XS),
+    "scan: f must return a pair, the next carry and y, got a tuple of 3": lambda: scan(lambda c, x: (c, x, x), X, XS),
+    r"scan: f returns a state of another structure, \(\*,\), than `init` has, \*\n": lambda: scan(
+        lambda c, x: ((c + x,), x), X, XS
+    ),
+    "scan: length must be a whole number, got 2.0": lambda: scan(same, X, None, length=2.0),
+    "scan: length must be 0 or more, got -1": lambda: scan(same, X, None, length=-1),
+    r"scan: .* differs in shape: f\(carry, x\)\[1\] has \[1\] in step 0, \[2\] in step 1": lambda: scan(
+        lambda n, x: (n + 1, XS[:n]), 1, XS
+    ),
+    r"scan: .* differs in structure: f\(carry, x\)\[1\] is \(\*,\) in step 0, \(\*, \*\) in step 1": lambda: scan(
+        lambda n, x: (n + 1, (x,) * n), 1, XS
+    ),
+    r"scan: f\(carry, x\)\[1\] has None in step 1, which no tensor can hold": lambda: scan(
+        lambda n, x: (n + 1, None if n else x), 0, XS
+    ),
+    r"map: f\(x\) has <class 'str'> in step 0, which no tensor can hold": lambda: map(lambda x: "text", XS),
+    r"map: .* differs in shape: f\(x\) has \[1\] in step 0, \[0\] in step 1": lambda: map(
+        lambda x: XS[: int(x > 0)], XS
+    ),
+    r"map: batch_size should be None or greater than 0. \(got 0\)": lambda: map(same, XS, batch_size=0),
+    "map: batch_size should be None or greater than 0. .got 'aut', neither a whole number nor \"auto\".": lambda: map(
+        same, XS, batch_size="aut"
+    ),
+    "vmap: chunk_size should be None or greater than 0. .got 'aut', neither a whole number nor \"auto\".": lambda: vmap(
+        same, chunk_size="aut"
+    ),
+    r"map: xs are tensors with one first dim.* they are \[\[\]\]\n": lambda: map(same, X, batch_size=2),
 }
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_the_error_names_the_argument(text):
-    with pytest.raises((TypeError, ValueError), match=text) as caught:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=text) as caught:
         REFUSED[text]()
     assert "Write instead:" in str(caught.value)
-    with pytest.raises((TypeError, ValueError), match=text):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=text):
         vmap(lambda _: REFUSED[text]())(XS)
 
 

@@ -348,7 +348,7 @@ ERRORS = {
     "another structure": (
         lambda x: lanewise.while_loop(lambda s: s[0].sum() < 9, lambda s: s[0] + 1, (x,), mode="mask"),
         RuntimeError,
-        "the body returns another structure",
+        "body_fun returns a state of another structure",
     ),
     "rows of different numbers": (
         lambda x: lanewise.scan(lambda c, e: (c, e), 0, (x, x[:1])),

@@ -587,3 +587,38 @@ def test_infinite_derivatives_stay() -> None:
     want = torch.stack([torch.autograd.functional.jacobian(f, row) for row in x])  # type: ignore[arg-type]
     for _ in range(CALLS):
         _same(vmap(grad(f))(x), want)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.max().sqrt(), lambda x: x.min().sqrt(), lambda x: (x * x).max().log()])
+def test_what_is_not_chosen_has_no_part_in_an_infinite_derivative(f: Callable) -> None:
+    x = torch.tensor([[0.0, -1.0, -1.0], [0.0, 0.0, -2.0], [4.0, 0.0, 4.0], [1.0, math.nan, 2.0]], dtype=D)
+    want = torch.stack([torch.autograd.functional.jacobian(f, row) for row in x])  # type: ignore[arg-type]
+    second = torch.stack([torch.autograd.functional.hessian(f, row) for row in x[2:3]])
+    for _ in range(CALLS):
+        _same(vmap(grad(f))(x), want)
+        _same(_slopes(lambda x: vmap(f)(x), x), want)
+        _same(vmap(hessian(f))(x[2:3]), second)
+
+
+SECOND = {
+    "norm": lambda x: (x * 2).norm() * x.sum(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x),
+    "equal limits": lambda x: (x.clamp(0.5, 0.5) * x).sum(),
+    "in a branch": lambda x: (x * 2 if x[0] > 0.5 else x * 3).norm(),
+    "dist": lambda x: torch.dist(x, x * 2),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_those_of_one_example_in_each_call(name: str) -> None:
+    f = SECOND[name]
+    x = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0], [0.5, 0.5, 0.0]], dtype=D)
+    for transform in (hessian, lambda f: jacrev(grad(f)), lambda f: jacrev(jacrev(f))):
+        want = torch.stack([transform(f)(row) for row in x])
+        for _ in range(CALLS):
+            _same(vmap(transform(f))(x), want)
+
+
+def _slopes(run: Callable, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(run(x).sum(), x)[0]

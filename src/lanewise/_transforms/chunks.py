@@ -31,17 +31,8 @@ Result = tuple[list, list, Spec]
 
 def check_chunk_options(api: str, chunk_size: Any, memory_budget: Any) -> None:
     """Raise unless the options make sense."""
-    if chunk_size is not None and chunk_size != "auto":
-        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size <= 0:
-            # Each transform's phrase is the one that people search for.
-            phrase = (
-                f"{api}: `chunk_size` should be greater than 0."
-                if api == "jacrev"
-                else f"{api}: chunk_size should be None or greater than 0."
-            )
-            raise ArgumentError(
-                at_user_line(f"{phrase} (got {chunk_size!r})", f'{api}(f, chunk_size=64)  # or chunk_size="auto"')
-            )
+    if chunk_size is not None:
+        check_chunk_size(api, "chunk_size", chunk_size, f"{api}(f, chunk_size=64)")
     if memory_budget is not None:
         if chunk_size != "auto" or not isinstance(memory_budget, int) or memory_budget <= 0:
             raise ArgumentError(
@@ -51,6 +42,20 @@ def check_chunk_options(api: str, chunk_size: Any, memory_budget: Any) -> None:
                     f'{api}(f, chunk_size="auto", memory_budget=2 * 2**30)  # 2 GiB',
                 )
             )
+
+
+def check_chunk_size(api: str, name: str, size: Any, instead: str) -> None:
+    """Raise unless an argument says how many at once."""
+    if isinstance(size, str) and size == "auto":
+        return
+    whole = isinstance(size, int) and not isinstance(size, bool)
+    if whole and int(size) > 0:
+        return
+    # Each transform's phrase is the one that people search for.
+    phrase = f"`{name}` should be" if api == "jacrev" else f"{name} should be None or"
+    kinds = "" if whole else ', neither a whole number nor "auto"'
+    why = f"{api}: {phrase} greater than 0. (got {size!r}{kinds})"
+    raise ArgumentError(at_user_line(why, f'{instead}  # or {name}="auto"'))
 
 
 class _Shown(threading.local):

@@ -181,6 +181,11 @@ def euclidean_dist(a, b):
     return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), 2, -1)
 
 
+def dist(x, y, p=2):
+    """x, y [*S], which broadcast -> the norm of the difference []"""
+    return vector_norm(x - y, p, None)
+
+
 def logit(x, eps=None):
     """x [*S] -> [*S], the same beyond eps from 0 and 1; torch divides by 0 there before it masks"""
     if eps is None or eps <= 0:
@@ -289,6 +294,7 @@ for _name, _compose in {
     "_euclidean_dist": euclidean_dist,
     "_linalg_det": det_written_out,
     "_scaled_dot_product_flash_attention_for_cpu": attention_on_cpu,
+    "dist": dist,
     "hardsigmoid": hardsigmoid,
     "i0": i0,
     "linalg_vector_norm": vector_norm,

@@ -13,7 +13,7 @@ from lanewise._core.parting.lanes import machine
 from lanewise._core.parting.leaks import check_derivatives
 from lanewise._core.plane import Plane, recorded, with_memory, without_history
 from lanewise._core.plane import tracked as tracked_on_any
-from lanewise._core.recording.graphs import needs_graph, note_leaf
+from lanewise._core.recording.graphs import freed, needs_graph, note_leaf
 from lanewise._core.recording.passes import run_backward
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import (
@@ -161,7 +161,10 @@ def pull_back(
         grads = [g if g is None or not recorded(g) else without_history(g) for g in grads]
     if machine.boundaries:
         check_derivatives(grads)
-    return [torch.zeros_like(x) if g is None else with_memory(completed(g)) for g, x in zip(grads, inputs, strict=True)]
+    grads = [
+        torch.zeros_like(x) if g is None else with_memory(completed(g)) for g, x in zip(grads, inputs, strict=True)
+    ]
+    return freed(grads, inputs) if create_graph else grads
 
 
 def differentiated_outside(outputs: Sequence[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""`error_if`: a check of lane values that names the lanes it fails for."""
+"""`error_if`, a check of lane values that names the lanes it fails for, and checks of what operators are given."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ from lanewise._core.parting.joins import can_settle, innermost, narrow, rows_of
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import OperationFailed, child, machine
 from lanewise._core.plane import Plane, sync
-from lanewise.errors import CheckError, at_user_line, lanes_in_words
+from lanewise._core.trees import flatten
+from lanewise.errors import ArgumentError, CheckError, LanewiseError, TransformError, at_user_line, lanes_in_words
 
 
 def error_if(x: Any, pred: Any, msg: str) -> Any:
@@ -87,3 +88,53 @@ def check_functions(api: str, **functions: Any) -> None:
             raise TypeError(
                 at_user_line(why, f"{api}(..., {name}=f, ...)" if name.isidentifier() else f"{api}(index, [f, g], x)")
             )
+
+
+def check_predicate(what: str, pred: Any, instead: str) -> None:
+    """Refuse what is no truth of one thing. `what`: the operator and the argument that says whether to go on."""
+    if isinstance(pred, Tensor):
+        if pred.numel() != 1:
+            raise TransformError(
+                at_user_line(
+                    f"{what} is a bool, or a tensor with one element. Boolean value of Tensor with more than one value "
+                    f"is ambiguous: its shape is {list(pred.shape)}",
+                    instead,
+                )
+            )
+    elif pred is None or not hasattr(type(pred), "__bool__"):
+        raise TypeError(at_user_line(f"{what} is a bool, or a tensor with one element, got {type(pred)}", instead))
+
+
+def check_count(what: str, count: Any, instead: str) -> None:
+    """Refuse what is no number of steps."""
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(at_user_line(f"{what} must be a whole number, got {count!r}", instead))
+    if count < 0:
+        raise ArgumentError(at_user_line(f"{what} must be 0 or more, got {count!r}", instead))
+
+
+def check_state(operator: str, function: str, init: Any, state: Any, error: Exception) -> None:
+    """After an error in a step: raise another where the state no longer has the structure of the first one."""
+    if isinstance(error, LanewiseError):
+        return
+    expected, found = flatten(init), flatten(state)
+    if expected[1] != found[1] or any(new is None and old is not None for new, old in zip(found[0], expected[0])):
+        raise state_mismatch(operator, function, init, state) from error
+
+
+def state_mismatch(operator: str, function: str, init: Any, state: Any) -> TransformError:
+    expected, found = flatten(init)[1], flatten(state)[1]
+    if expected == found:
+        why = f"{operator}: {function} returns {in_words(state)} where `init` is {in_words(init)}"
+    else:
+        why = f"{operator}: {function} returns a state of another structure, {found}, than `init` has, {expected}"
+    return TransformError(at_user_line(why, "return a state of the structure of `init`"))
+
+
+def in_words(value: Any) -> str:
+    """What a function has returned, in short."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"{type(value)}"

@@ -11,7 +11,14 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from lanewise._control.functional.checks import check_functions, fail_where
+from lanewise._control.functional.checks import (
+    check_count,
+    check_functions,
+    check_predicate,
+    check_state,
+    fail_where,
+    state_mismatch,
+)
 from lanewise._control.runs.naming import name_lanes
 from lanewise._control.runs.results import as_tensor, put_together
 from lanewise._core.batch import BatchTensor
@@ -65,8 +72,8 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
         What the chosen function returns. Only that one runs where all lanes agree.
 
     Raises:
-        TypeError: `operands` is a tensor, not a sequence of arguments.
-        TransformError: Where lanes take different branches whose results do not match.
+        TypeError: `operands` is a tensor, not a sequence of arguments, or `pred` is no truth.
+        TransformError: `pred` has more elements than one, or lanes take branches whose results do not match.
 
     Example:
         >>> import torch
@@ -84,6 +91,7 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Sequence[An
                 "cond(pred, true_fn, false_fn, (x,))",
             )
         )
+    check_predicate("cond: pred", pred, "cond((x > 0).all(), true_fn, false_fn, (x,))")
     level = lane_level(pred)
     way = bool(pred) if level is None else decide(level, pred)
     if way is True or way is False:
@@ -111,7 +119,8 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
         What the chosen function returns.
 
     Raises:
-        ArgumentError: There are no branches.
+        TypeError: `index` is no number, or `branches` are no functions.
+        ArgumentError: There are no branches, or `index` has more elements than one.
 
     Example:
         >>> import torch
@@ -127,6 +136,9 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     if not isinstance(index, float) and not hasattr(index, "__index__"):
         why = f"switch: index must be a whole number, or a tensor of one, got {type(index)}"
         raise TypeError(at_user_line(why, "switch(index, [f, g], x)"))
+    if isinstance(index, Tensor) and index.numel() != 1:
+        why = f"switch: index must be a whole number, or a tensor of one, got a tensor {list(index.shape)}"
+        raise ArgumentError(at_user_line(why, "switch(index[0], [f, g], x)  # or a vmap over the numbers"))
     if not branches:
         raise ArgumentError(at_user_line("switch: there are no branches", "switch(index, [f, g], x)"))
     last = len(branches) - 1
@@ -184,8 +196,9 @@ def while_loop(
         The state in which the condition fails.
 
     Raises:
-        TransformError: More than `max_steps` steps, or states that do not match.
-        ArgumentError: An unknown `mode`.
+        TransformError: More than `max_steps` steps, states that do not match, or a condition of more elements than one.
+        TypeError: A condition that is no truth, or `max_steps` is no whole number.
+        ArgumentError: An unknown `mode`, or `max_steps` is negative.
 
     Example:
         >>> import torch
@@ -196,6 +209,10 @@ def while_loop(
     """
     check_functions("while_loop", cond_fun=cond_fun, body_fun=body_fun)
     _check_mode("while_loop", mode)
+    if max_steps is not None:
+        check_count(
+            "while_loop: max_steps", max_steps, "while_loop(cond_fun, body_fun, init, max_steps=100)  # or None"
+        )
     if checkpoint:
         return _checkpointed(cond_fun, body_fun, init, max_steps)
     if mode == "mask":
@@ -211,29 +228,38 @@ def _check_mode(name: str, mode: str) -> None:
         )
 
 
-def _compact(cond_fun: Callable, body_fun: Callable, state: Any, max_steps: int | None) -> Any:
+_CONDITION = "while_loop: what cond_fun returns"
+_CONDITION_INSTEAD = "while_loop(lambda state: (state < 3).all(), body_fun, init)  # or .any()"
+
+
+def _compact(cond_fun: Callable, body_fun: Callable, init: Any, max_steps: int | None) -> Any:
     level: LaneLevel | None = None
     base: Any = None
     done: list[tuple[Lanes, Any]] = []
-    step = 0
-    while True:
-        pred = cond_fun(state)
-        if level is None:
-            level = lane_level(pred)
-            base = None if level is None else level.lanes
-        way = bool(pred) if level is None else decide(level, pred)
-        if way is False:
-            break
-        if way is not True:
-            assert level is not None
-            holds, fails = way
-            running = level.lanes
-            done.append((child(running, fails), state))
-            level.lanes = child(running, holds)
-        if step == max_steps:
-            raise _too_many(step)
-        state = body_fun(state)
-        step += 1
+    step, state = 0, init
+    try:
+        while True:
+            pred = cond_fun(state)
+            check_predicate(_CONDITION, pred, _CONDITION_INSTEAD)
+            if level is None:
+                level = lane_level(pred)
+                base = None if level is None else level.lanes
+            way = bool(pred) if level is None else decide(level, pred)
+            if way is False:
+                break
+            if way is not True:
+                assert level is not None
+                holds, fails = way
+                running = level.lanes
+                done.append((child(running, fails), state))
+                level.lanes = child(running, holds)
+            if step == max_steps:
+                raise _too_many(step)
+            state = body_fun(state)
+            step += 1
+    except Exception as error:
+        check_state("while_loop", "body_fun", init, state, error)
+        raise
     if not done:
         return state
     assert level is not None
@@ -260,7 +286,9 @@ def _masked(
     leaves, spec = flatten(state)
     leaves = [as_tensor(leaf) for leaf in leaves]
     while step != stop:
-        pred = as_tensor(cond_fun(unflatten(leaves, spec))).reshape(())
+        pred = cond_fun(unflatten(leaves, spec))
+        check_predicate(_CONDITION, pred, _CONDITION_INSTEAD)
+        pred = as_tensor(pred).reshape(())
         going = pred if going is None else torch.logical_and(going, pred)
         if not _any_lane(going):
             break
@@ -272,17 +300,29 @@ def _masked(
             if lanes:
                 name_lanes(error, lanes)
             raise error
-        after, after_spec = flatten(body_fun(unflatten(leaves, spec)))
-        if after_spec != spec:
-            raise TransformError(
-                at_user_line(
-                    f"while_loop: the body returns another structure, {after_spec}, than its state has, {spec}",
-                    "return a state of the structure of `init`",
-                )
-            )
-        leaves = [torch.where(going, as_tensor(new), old) for new, old in zip(after, leaves)]
+        state = unflatten(leaves, spec)
+        following = body_fun(state)
+        after, after_spec = flatten(following)
+        if after_spec != spec or any(leaf is None for leaf in after):
+            raise state_mismatch("while_loop", "body_fun", state, following)
+        leaves = [_kept_or_next(going, as_tensor(new), old) for new, old in zip(after, leaves)]
         step += 1
     return unflatten(leaves, spec), going, step
+
+
+def _kept_or_next(going: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The next state of lanes that go on, and the old one of the others."""
+    try:
+        return torch.where(going, new, old)
+    except RuntimeError:
+        if new.shape == old.shape:
+            raise
+        why = (
+            f"while_loop: body_fun returns a tensor {list(new.shape)} where the state has {list(old.shape)}, which "
+            'mode="mask" and checkpoint=True cannot carry along'
+        )
+        instead = "return a state of the shapes of `init`\nwhile_loop(cond_fun, body_fun, init)  # which can"
+        raise TransformError(at_user_line(why, instead)) from None
 
 
 def _any_lane(going: Tensor) -> bool:
@@ -360,8 +400,12 @@ def fori_loop(
     _check_mode("fori_loop", mode)
     if not (isinstance(lower, Tensor) or isinstance(upper, Tensor) or checkpoint):
         state = init
-        for i in range(lower, upper):
-            state = body_fun(i, state)
+        try:
+            for i in range(lower, upper):
+                state = body_fun(i, state)
+        except Exception as error:
+            check_state("fori_loop", "body_fun", init, state, error)
+            raise
         return state
 
     def step(state: tuple) -> tuple:

@@ -20,6 +20,7 @@ from lanewise._control.masking.masked_calls import Form, Run
 from lanewise._control.masking.masks import is_recorded
 from lanewise._control.masking.vectors import Declined
 from lanewise._core.functions.formulas import pulled
+from lanewise._core.level import standing
 from lanewise._core.recording.passes import run_backward
 from lanewise._core.short.hot import inert
 from lanewise._core.trees import flatten, unflatten
@@ -32,6 +33,7 @@ from lanewise._torch_compat import (
 )
 from lanewise._transforms.forward import jvp
 from lanewise._transforms.jacobian import Jacobian, jacobian_of
+from lanewise._transforms.orders import back_to_orders, one_order_more
 from lanewise._transforms.reverse import Gradient, gradient_of
 from lanewise._transforms.vmap import run_parted
 
@@ -126,8 +128,13 @@ class _Chain:
             inputs = [args[place] if is_recorded(args[place]) else args[place].detach() for place in places]
             by_place = dict(zip(places, [each.requires_grad_() for each in inputs]))
             args = tuple([by_place.get(place, arg) for place, arg in enumerate(args)])
-            value, aux = self._value(number, self.apply(number + 1, args))
-            grads = self._rows(value, inputs, number > 0)
+            orders = standing.orders
+            try:
+                one_order_more()
+                value, aux = self._value(number, self.apply(number + 1, args))
+                grads = self._rows(value, inputs, number > 0)
+            finally:
+                back_to_orders(orders)
         found = grads[0] if type(transform.argnums) is int else tuple(grads)
         if isinstance(transform, Jacobian):
             return (found, aux) if transform.has_aux else found

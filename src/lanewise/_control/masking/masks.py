@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
+from torch.autograd.graph import increment_version
 
 from lanewise._control.masking.vectors import Declined, Vectors
 from lanewise._control.rewriting.arithmetic import FUNCTIONS
 from lanewise._control.runtime.merging import holds
 from lanewise._core.parting.rows import choose_rows, split_rows
-from lanewise._torch_compat import apply_plainly
+from lanewise._torch_compat import apply_plainly, is_grad_enabled
 
 # Among so many lanes, one that has left a loop costs next to nothing.
 FEW = 1 << 14
@@ -256,6 +257,21 @@ class Masks(Vectors):
     def later(self, mask: Any, value: Any, before: Any) -> Any:
         """What lanes return for which a condition holds, after others have returned something, or None has."""
         return value if before is None else self.where(mask, value, before)
+
+    def overwriting(self, old: Any, other: Any, *way: Any) -> Any:
+        """`other`, with which `old += other` writes: torch is to refuse what it keeps of `old` for a backward pass.
+
+        The code makes a new tensor in place of the write. `way`: the conditions of the sides it is in, and whether each
+        is to hold.
+        """
+        if not isinstance(old, Tensor) or not (self.recording or (self.straight and is_grad_enabled())):
+            return other
+        if other is old:
+            raise Declined  # the write itself keeps it
+        lanes = self.here(*[mask if holds else self.negated(mask) for mask, holds in zip(way[::2], way[1::2])])
+        if lanes is True or (lanes is not False and bool(lanes.any())):
+            increment_version(old)
+        return other
 
     def updated(self, old: Any, new: Any) -> Any:
         """`x += y`, which keeps the dtype and the shape of a tensor."""

@@ -196,6 +196,10 @@ class _Writer(MaskedExpressions):
             raise Unsupported("a write to what is read")
         old = ast.Name(node.target.id, ast.Load())
         value = self.value(ast.BinOp(old, node.op, node.value))
+        if not isinstance(value, ast.BinOp):
+            raise Unsupported("a write of a product")
+        way = [part for condition, holds in path for part in (load_name(condition), ast.Constant(holds))]
+        value.right = of_masks("overwriting", load_name(old.id), value.right, *way)
         return self.bind(old.id, of_masks("updated", load_name(old.id), value), path)
 
     def branch(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import standing
-from lanewise._core.plane import Plane, own_node, recorded
+from lanewise._core.plane import Plane, own_node, recorded, without_history
 from lanewise._torch_compat import AccumulateGrad, node_number
 from lanewise.errors import TransformError, at_user_line
 
@@ -74,8 +74,8 @@ def needs_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
     for x in inputs:
         if not x.is_leaf:
             return True
-    known, orders = set(map(id, inputs)), standing.orders
-    return _finds(outputs, lambda leaf: id(leaf) not in known and getattr(leaf, "_lanewise_order", 0) <= orders)
+    known = set(map(id, inputs))
+    return _finds(outputs, lambda leaf: _is_outside(leaf, known))
 
 
 def hangs_on_made(outputs: Sequence[Tensor]) -> bool:
@@ -97,6 +97,50 @@ def _finds(outputs: Sequence[Tensor], wanted: Callable[[Tensor], bool]) -> bool:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
+    return False
+
+
+def _is_outside(leaf: Tensor, known: set[int]) -> bool:
+    """Whether a leaf is neither one of these nor of a transform inside this one."""
+    return id(leaf) not in known and getattr(leaf, "_lanewise_order", 0) <= standing.orders
+
+
+def freed(gradients: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with respect to `inputs`, without histories that lead to nothing else, which nobody can ask for.
+
+    That of `x.relu()` is computed from the result, and so has a history; that of `x * y` has one that leads to x where
+    only x is differentiated.
+    """
+    for x in inputs:
+        if not x.is_leaf:
+            return gradients
+    known = set(map(id, inputs))
+    ours: set[Any] = set()
+    outside: set[Any] = set()
+    return [
+        g if (node := own_node(g)) is None or _leads_outside(node, known, ours, outside) else without_history(g)
+        for g in gradients
+    ]
+
+
+def _leads_outside(root: Any, known: set[int], ours: set[Any], outside: set[Any]) -> bool:
+    """Whether a node leads to a leaf outside. What is found of nodes on the way is added to the last two."""
+    if root in ours or root in outside:
+        return root in outside
+    path = [(root, iter(root.next_functions))]
+    while path:
+        node, edges = path[-1]
+        for following, _ in edges:
+            if following is None or following in ours:
+                continue
+            if following in outside or (type(following) is AccumulateGrad and _is_outside(following.variable, known)):
+                outside.update(step for step, _ in path)
+                return True
+            path.append((following, iter(following.next_functions)))
+            break
+        else:
+            ours.add(node)
+            path.pop()
     return False
 
 

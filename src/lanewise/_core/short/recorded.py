@@ -18,7 +18,7 @@ from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.level import standing
 from lanewise._core.parting.lanes import Disagreement
 from lanewise._core.plane import recorded, with_memory
-from lanewise._core.recording.graphs import needs_graph, note_leaf
+from lanewise._core.recording.graphs import freed, needs_graph, note_leaf
 from lanewise._core.recording.passes import run_backward
 from lanewise._torch_compat import ORDER_KEY_SET, is_any_autocast_enabled, saved_tensor_hooks
 
@@ -166,7 +166,8 @@ def _pass_through(
     if value.requires_grad:
         options = {"allow_unreachable": True, "accumulate_grad": False}
         grads = run_backward((value,), (cotangent,), keep, create_graph, tuple(inputs), **options)
-    return [torch.zeros_like(x) if grad is None else with_memory(grad) for grad, x in zip(grads, inputs, strict=True)]
+    grads = [torch.zeros_like(x) if grad is None else with_memory(grad) for grad, x in zip(grads, inputs, strict=True)]
+    return freed(grads, inputs) if create_graph else grads
 
 
 def rows_below(

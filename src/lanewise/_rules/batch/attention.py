@@ -89,12 +89,13 @@ class _Fused(Function):
             return (None,) * 6
         *operands, mask, out, logsumexp = ctx.saved_tensors
         is_causal, scale = ctx.options
-        images = [t.flatten(0, -4) for t in (cotangent, *operands)]
+        grad, query, key, value = (t.flatten(0, -4) for t in (cotangent, *operands))
         if is_grad_enabled():
-            parts = attention_backward_formula(*images, mask, is_causal, scale)
+            parts = attention_backward_formula(grad, query, key, value, mask, is_causal, scale)
         else:
             kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-            parts = kernel(*images, out, logsumexp, 0.0, is_causal, attn_mask=mask, scale=scale)
+            options = {"attn_mask": mask, "scale": scale}
+            parts = kernel(grad, query, key, value, out, logsumexp, 0.0, is_causal, **options)
         return *[part.view(t.shape) for part, t in zip(parts, operands, strict=True)], None, None, None
 
 

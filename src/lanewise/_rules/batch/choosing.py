@@ -16,8 +16,8 @@ from lanewise._rules.batch.tracking import constant, is_tracked
 aten = torch.ops.aten
 
 
-def _shared(flat: Tensor, found: Tensor) -> Tensor:
-    """flat [B, n], what was found [B] -> the same, as a function of the elements that equal it"""
+def by_equals(flat: Tensor, found: Tensor) -> Tensor:
+    """flat [B, n], what was found in it [B] -> the same, as a function of the elements that equal it"""
     fixed, values = constant(found), constant(flat)
     equal = (values == fixed.unsqueeze(1)) | (values.isnan() & fixed.isnan().unsqueeze(1))
     finite = fixed.isfinite()
@@ -32,7 +32,7 @@ def _choice(op: Any, choose: Callable[[Tensor], Tensor]) -> None:
         """x [B, *S] -> [B]"""
         flat = x.value.flatten(1) if x.dim() else x.value.unsqueeze(1)
         found = choose(flat)
-        return _shared(flat, found) if is_tracked(flat) and flat.is_floating_point() and flat.shape[1] else found
+        return by_equals(flat, found) if is_tracked(flat) and flat.is_floating_point() and flat.shape[1] else found
 
 
 def _of_some(median: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
