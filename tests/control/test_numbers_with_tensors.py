@@ -107,7 +107,8 @@ def test_as_the_loop(dtype, dims):
             f = lambda x, k, operation=operation: operation(x, k.item())
             short = dtype in (torch.float16, torch.bfloat16)
             try:
-                check(f, xs, ks, 3e-7 if name in POWERS and not short else 0.0)
+                exact = name not in POWERS or (short and name != "float_power")  # which has 64 bits always
+                check(f, xs, ks, 0.0 if exact else 3e-7)
             except BaseException as error:
                 wrong.append((name, numbers[0], str(error)[:300]))
     assert not wrong, "\n".join(map(str, wrong))

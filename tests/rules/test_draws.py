@@ -106,7 +106,8 @@ def test_layers(name, randomness):
         pairs = drawn(vmap(f, randomness=randomness), torch.stack([x, x]), randomness=outer)
         if like_inputs:
             assert torch.equal(pairs[0, 0], pairs[0, 1]) == (randomness == "same")
-        assert torch.equal(pairs[0], pairs[1]) == (outer == "same")
+        # (Up to rounding: kernels may compute with rows by several, and round the rest in another way.)
+        assert torch.allclose(pairs[0], pairs[1], rtol=1e-5, atol=1e-6) == (outer == "same")
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -15,7 +15,7 @@ def drawn(dtype, *shape):
     return (numbers.abs() if dtype is torch.uint8 else numbers).to(dtype)
 
 
-def same_as_loop(f, *args, every=True):
+def same_as_loop(f, *args, every=True, rtol=0.0):
     """Each argument mapped, and each alone, the others captured; values, dtypes and shapes."""
     choices = [[True] * len(args)]
     if every and len(args) > 1:
@@ -26,7 +26,7 @@ def same_as_loop(f, *args, every=True):
         got = vmap(f, in_dims=tuple(0 if on else None for on in mapped), randomness="same")(*given)
         rows, got = ([[row] for row in rows], [got]) if isinstance(got, torch.Tensor) else (rows, got)
         for column, result in zip(zip(*rows, strict=True), got, strict=True):
-            torch.testing.assert_close(result, torch.stack(column), rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(result, torch.stack(column), rtol=rtol, atol=0, equal_nan=True)
 
 
 PRODUCTS = {
@@ -170,9 +170,11 @@ def test_lists_in_which_some_entries_have_no_lanes(name):
 )
 def test_numbers_of_a_wider_dtype(name, dtype):
     op, small = getattr(torch, name), drawn(dtype, 2).abs().clamp(min=1)
+    # Without AVX-512, torch's powers of several numbers differ in the last digit from those of each.
+    rtol = 4e-16 if name == "float_power" else 0.0
     for numbers in (torch.tensor([-3, 300, 5, 7]), torch.tensor([-0.9, 9.0, 1.5, 0.3], dtype=torch.float64)):
-        same_as_loop(op, small, numbers)
-        same_as_loop(lambda a, b: op(b, a), small, numbers)
+        same_as_loop(op, small, numbers, rtol=rtol)
+        same_as_loop(lambda a, b: op(b, a), small, numbers, rtol=rtol)
 
 
 @pytest.mark.parametrize("change", [torch._foreach_add, torch._foreach_mul, torch._foreach_div])
