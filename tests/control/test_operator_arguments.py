@@ -127,3 +127,22 @@ def test_what_is_as_good_as_a_number_or_a_list():
     assert fori_loop(np.int64(0), np.int64(3), lambda _, x: x + 1, X) == 4
     assert vmap(lambda x: switch(int(x > 0), layers, x))(XS).tolist() == [XS[0].tanh(), -2.0, XS[2].tanh()]
     assert vmap(lambda x: fori_loop(0, int(x.abs()), lambda _, y: y + 1, x))(XS).tolist() == [2.0, 0.0, 6.0]
+
+
+class Done(Exception):
+    """One of the user's own."""
+
+
+def test_an_error_of_the_users_own_stays_where_the_state_has_grown():
+    def grow(state):
+        if len(state) == 3:
+            raise Done
+        return [*state, state[-1] + 1]
+
+    with pytest.raises(Done):
+        while_loop(lambda state: state[-1] < 9, grow, [X])
+
+
+def test_a_condition_may_be_whatever_python_takes_for_one():
+    items, total = while_loop(lambda state: state[0], lambda state: (state[0][1:], state[1] + 1), ([1, 2], X))
+    assert items == [] and total == 3

@@ -12,7 +12,7 @@ from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import OperationFailed, child, machine
 from lanewise._core.plane import Plane, sync
 from lanewise._core.trees import flatten
-from lanewise.errors import ArgumentError, CheckError, LanewiseError, TransformError, at_user_line, lanes_in_words
+from lanewise.errors import ArgumentError, CheckError, TransformError, at_user_line, lanes_in_words
 
 
 def error_if(x: Any, pred: Any, msg: str) -> Any:
@@ -101,7 +101,7 @@ def check_predicate(what: str, pred: Any, instead: str) -> None:
                     instead,
                 )
             )
-    elif pred is None or not hasattr(type(pred), "__bool__"):
+    elif pred is None or isinstance(pred, (str, bytes)) or callable(pred):
         raise TypeError(at_user_line(f"{what} is a bool, or a tensor with one element, got {type(pred)}", instead))
 
 
@@ -114,8 +114,11 @@ def check_count(what: str, count: Any, instead: str) -> None:
 
 
 def check_state(operator: str, function: str, init: Any, state: Any, error: Exception) -> None:
-    """After an error in a step: raise another where the state no longer has the structure of the first one."""
-    if isinstance(error, LanewiseError):
+    """After an error in a step: raise another where the state no longer has the structure of the first one.
+
+    An error that the user's code raises by a name of its own stays.
+    """
+    if type(error) not in (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return
     expected, found = flatten(init), flatten(state)
     if expected[1] != found[1] or any(new is None and old is not None for new, old in zip(found[0], expected[0])):
