@@ -259,10 +259,6 @@ def test_pairs_of_lanes_with_a_structure_that_all_share() -> None:
         _same(grid(p, xs), torch.stack([torch.sin(p["a"] * x) + p["b"] for x in xs]))
 
 
-def _asks_size(x: Tensor) -> Tensor:
-    return x * x.shape[0]
-
-
 def _writes(x: Tensor) -> Tensor:
     y = x * 1
     y[0] = 5
@@ -290,7 +286,7 @@ def _has_effects(x: Tensor) -> Tensor:
     return x * 2
 
 
-@pytest.mark.parametrize("f", [_asks_size, _writes, _writes_to_argument, _iterates, _has_effects])
+@pytest.mark.parametrize("f", [_writes, _writes_to_argument, _iterates, _has_effects])
 def test_others_are_as_ever(f: Callable, planes: Planes) -> None:
     for _ in range(CALLS):
         x, other = _numbers(4, 3), _numbers(4, 3)

@@ -2,6 +2,7 @@
 
 import lanewise._control.functional.torch_names
 import lanewise._control.runtime.texts  # noqa: F401
+from lanewise._control.abreast.calls import run_abreast
 from lanewise._control.masking.masked_lanes import run_masked, run_masked_lanes, run_straight
 from lanewise._control.runs.loops import run_looped
 from lanewise._control.runs.split import run_apart
@@ -17,6 +18,7 @@ runner.looped = run_looped
 runner.masked = run_masked_lanes
 runner.masked_plainly = run_masked
 runner.straight = run_straight
+runner.abreast = run_abreast
 runner.number_as_tensor = as_tensor
 hook_runner.run = run_hook
 number_classes.add(LaneNumber)

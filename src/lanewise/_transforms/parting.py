@@ -51,6 +51,7 @@ class _Runner:
     `masked(func, leaves, dims, spec, out_dims, place)` gives it for a cheap function, or None;
     `masked_plainly(func, args, in_dims)` the result alone, where lanes are in front of all that has some.
     `straight(func, args, in_dims)` likewise for one whose lanes go one way, NotImplemented for not at this call.
+    `abreast(func, args, in_dims)` likewise for one that computes with tensors.
     `number_as_tensor(number)` is the tensor of a number that each of the lanes around has.
     """
 
@@ -59,6 +60,7 @@ class _Runner:
     masked: Callable[..., Any]
     masked_plainly: Callable[..., Any]
     straight: Callable[..., Any]
+    abreast: Callable[..., Any]
     number_as_tensor: Callable[[Any], Tensor]
 
 

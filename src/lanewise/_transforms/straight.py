@@ -1,8 +1,9 @@
-"""Functions of cheap elementwise operations whose lanes all go one way: from their third call on, they run on no plane.
+"""Functions whose lanes all go one way: from their third call on, they run on no plane, but on plain tensors.
 
-The operations are those of the function's syntax, on tensors with all lanes (predication.py writes it for them): none
-of them passes through Python code of this library, which takes several times as long as a small kernel. A function that
-is called but once or twice is not worth reading.
+None of their operations passes through a tensor of lanes and the dispatcher, which takes several times as long as a
+small kernel. There are two kinds. Functions of cheap elementwise operations on numbers and vectors are written as for
+lanes that part (predication.py): such an operation is called as it stands. Others compute with tensors
+(_control/abreast). A function that is called but once or twice is not worth reading.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +14,9 @@ from torch import Tensor, strided
 from lanewise._transforms.parting import runner
 
 _FIRST = 2
-_NEVER = -1
-# How often each function has been called, by its code; `_NEVER` for those that do not run like that.
+# Instead of a number of calls: those that are tried as tensors only, and those that do not run like that.
+_OF_TENSORS, _NEVER = -1, -2
+# How often each function has been called, by its code.
 _calls: dict[Any, int] = {}
 # So many are remembered.
 _MOST = 10_000
@@ -25,21 +27,28 @@ def run_straight(code: Any, func: Callable, args: tuple, in_dims: Sequence[int |
 
     NotImplemented where this call takes a plane, None where all calls do.
     """
-    for arg, dim in zip(args, in_dims):
-        if isinstance(arg, Tensor):
-            if arg.dim() > 2 or arg.layout is not strided:
-                return NotImplemented  # no number or vector of each lane
-        elif dim is not None:
-            return NotImplemented
     calls = _calls.get(code, 0)
     if calls == _NEVER:
         return None
-    if calls < _FIRST:
+    small = calls != _OF_TENSORS
+    for arg, dim in zip(args, in_dims):
+        if isinstance(arg, Tensor):
+            if arg.layout is not strided:
+                return NotImplemented
+            small = small and arg.dim() < 3  # a number or a vector of each lane, or a matrix that they share
+        elif dim is not None:
+            return NotImplemented
+    if 0 <= calls < _FIRST:
         if len(_calls) >= _MOST:
             _calls.clear()
         _calls[code] = calls + 1
         return NotImplemented
-    out = runner.straight(func, args, in_dims)
+    if small:
+        out = runner.straight(func, args, in_dims)
+        if out is not None:
+            return out
+        _calls[code] = _OF_TENSORS
+    out = runner.abreast(func, args, in_dims)
     if out is None:
         _calls[code] = _NEVER
     return out

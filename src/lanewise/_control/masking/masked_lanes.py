@@ -92,7 +92,7 @@ def run_masked_lanes(
 def _run_lanes(
     run: Callable, func: Any, leaves: list, dims: list, spec: Spec, out_dims: Any, place: tuple[int, int, int]
 ) -> Any:
-    """The same by `run_masked` or `run_straight`, and what else that gives."""
+    """The same by `run_masked` or another, and what else that gives."""
     args, kwargs = unflatten(leaves, spec)
     in_dims, named = unflatten(dims, spec)
     # (Where nothing is mapped, the dims have no structure.)
@@ -186,10 +186,7 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     if watched() or saved_tensor_hooks() or torch.are_deterministic_algorithms_enabled() or sys.gettrace():
         return NotImplemented
     if mapping_of(func) is not None:
-        size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
-        _, spec = flatten(((None,) * len(args), {}))  # a structure without lanes goes along as it is
-        found = _run_lanes(run_straight, func, list(args), list(in_dims), spec, 0, (0, size, size))
-        return found if found is None or found is NotImplemented else unflatten(found[0], found[2])
+        return run_mapping(run_straight, func, args, in_dims)
     transforms, inner = derivatives_of(func)
     inner, owner = with_owner(inner)
     form = form_of(inner)
@@ -213,6 +210,14 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     out, one = found
     out = tuple([_apart(each, given) for each in out])
     return out[0] if one else out
+
+
+def run_mapping(run: Callable, func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
+    """What `run`, like `run_straight`, gives for a `vmap` of a `vmap`."""
+    size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
+    _, spec = flatten(((None,) * len(args), {}))  # a structure without lanes goes along as it is
+    found = _run_lanes(run, func, list(args), list(in_dims), spec, 0, (0, size, size))
+    return found if found is None or found is NotImplemented else unflatten(found[0], found[2])
 
 
 def watched() -> bool:

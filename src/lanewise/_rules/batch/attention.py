@@ -185,10 +185,10 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     if attn_mask is not None and (type(attn_mask) is not Tensor or attn_mask.requires_grad or attn_mask.dim() > 2):
         return NotImplemented
     values = (query.value, key.value, value.value)
-    return level.wrap(level.below(_attention_of_lanes, *values, attn_mask, is_causal, scale))
+    return level.wrap(level.below(attention_of_lanes, *values, attn_mask, is_causal, scale))
 
 
-def _attention_of_lanes(query, key, value, mask, is_causal, scale):
+def attention_of_lanes(query, key, value, mask, is_causal, scale):
     """query [B, *N, L, E] with up to two dims N -> [B, *N, L, V]; in the four dims that the fused kernels take"""
     if query.dim() == 3:
         query, key, value = (t.unsqueeze(1) for t in (query, key, value))
@@ -209,9 +209,27 @@ def _is_fused(query, key, value, is_causal, scale):
     """Whether torch takes the kernel that has no second derivative, of operands [B, N, H, L, E]."""
     if not at_hand(query, key, value) or forward_level() >= 0:
         return False
-    with torch.no_grad():
-        lane = (t[0] for t in (query, key, value))  # which copies nothing, whatever the strides
-        return aten._fused_sdp_choice.default(*lane, None, 0.0, is_causal, scale=scale) == _FLASH
+    operands = (query, key, value)
+    kind = (
+        *[(t.shape, t.stride(), t.dtype) for t in operands],
+        is_causal,
+        scale,
+        torch.backends.cuda.flash_sdp_enabled(),
+    )
+    found = _fused_kinds.get(kind)
+    if found is None:
+        if len(_fused_kinds) >= _MOST_KINDS:
+            _fused_kinds.clear()
+        with torch.no_grad():
+            lane = (t[0] for t in operands)  # which copies nothing, whatever the strides
+            choice = aten._fused_sdp_choice.default(*lane, None, 0.0, is_causal, scale=scale)
+        found = _fused_kinds[kind] = choice == _FLASH
+    return found
+
+
+# To ask takes as long as to attend to a few elements.
+_fused_kinds: dict[tuple, bool] = {}
+_MOST_KINDS = 1000
 
 
 route_past(aten.scaled_dot_product_attention.default, _attention)

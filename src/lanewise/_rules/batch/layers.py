@@ -78,7 +78,7 @@ def spread_for(x: Any, *parameters: Any, always: bool = False) -> tuple | None:
     return (level, values) if found and not recorded(x) else None
 
 
-def _for_all_images(call: Callable, x: Tensor, *args: Any) -> Tensor:
+def for_all_images(call: Callable, x: Tensor, *args: Any) -> Tensor:
     """`call` of x [B, N, *S] with B * N images -> [B, N, *T]"""
     out = call(x.flatten(0, 1), *args)
     return out.view(*x.shape[:2], *out.shape[1:])
@@ -98,7 +98,7 @@ def _convolution(name: str, rank: int) -> None:
             return level.wrap(level.below(call, x.value, weight, bias, *options))
         if x.dim() != rank + 2:
             return NotImplemented
-        return level.wrap(level.below(_for_all_images, call, x.value, weight, bias, *options))
+        return level.wrap(level.below(for_all_images, call, x.value, weight, bias, *options))
 
     for overload in ("default", "padding"):
         route_past(getattr(getattr(aten, name), overload), convolve)
@@ -157,7 +157,7 @@ def _group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: 
     level = level_for(x, weight, bias)
     if level is not None and not _in_gradients(level):
         args = groups, weight, bias, eps, *options
-        return level.wrap(level.below(_for_all_images, _plain_group_norm, x.value, *args))
+        return level.wrap(level.below(for_all_images, _plain_group_norm, x.value, *args))
     found = spread_for(x, weight, bias, always=level is not None)
     if found is None or x.shape[1] % groups:
         return NotImplemented
@@ -173,7 +173,7 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: b
     if level is None or level.size * x.shape[0] == 1:  # the rule looks after a single image
         return NotImplemented
     args = weight, bias, mean, var, training, *options
-    return level.wrap(level.below(_for_all_images, _plain_batch_norm, x.value, *args))
+    return level.wrap(level.below(for_all_images, _plain_batch_norm, x.value, *args))
 
 
 def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *options: Any) -> Any:
@@ -198,7 +198,7 @@ def _max_pool2d(x: Any, *options: Any) -> Any:
         return NotImplemented
     if x.dim() == 3:
         return level.wrap(level.below(_values, x.value, *options))
-    return level.wrap(level.below(_for_all_images, _values, x.value, *options))
+    return level.wrap(level.below(for_all_images, _values, x.value, *options))
 
 
 def _values(x: Tensor, *options: Any) -> Tensor:

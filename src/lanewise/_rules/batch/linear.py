@@ -63,21 +63,21 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 def _forward(level: BatchLevel, x: Any, weight: Any, bias: Any) -> BatchTensor:
     run: Any = linear_of_torch
     if type(bias) is BatchTensor and bias.level is level:
-        run = _with_own_bias if bias.mapped else run
+        run = with_own_bias if bias.mapped else run
         bias = bias.value
     if type(weight) is BatchTensor and weight.level is level:
-        run = _with_own_weights if weight.mapped else run
+        run = with_own_weights if weight.mapped else run
         weight = weight.value
     value = x.value if type(x) is BatchTensor and x.level is level and x.mapped else level.expanded(x)
     return level.wrap(level.below(run, value, weight, bias))
 
 
-def _with_own_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def with_own_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [B, *S, n], weight [m, n], bias [B, m] -> [B, *S, m]"""
     return linear_of_torch(x, weight) + bias.view(bias.shape[0], *[1] * (x.dim() - 2), bias.shape[1])
 
 
-def _with_own_weights(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def with_own_weights(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [B, *S, n], weight [B, m, n], bias [B, m] or [m] -> [B, *S, m]"""
     out = product(rows_of(x), weight.mT, bias.unsqueeze(1) if bias is not None and bias.dim() == 2 else bias)
     return out.view(*x.shape[:-1], weight.shape[1])

@@ -65,7 +65,7 @@ def _dot(x: Any, y: Any) -> Any:
 
 
 # [B, ...] with lanes, [...] without. A row times a matrix takes a third of the time of a matrix times a column.
-_PRODUCTS = {
+PRODUCTS = {
     (False, 1, False, 1): torch.dot,
     (False, 1, False, 2): torch.matmul,
     (False, 2, False, 1): torch.mv,
@@ -83,8 +83,8 @@ _PRODUCTS = {
 }
 for _name in "gather index_add index_select scatter_add".split():
     operands_method(_name, getattr(torch.ops.aten, _name).default)
-product_method("__matmul__", _PRODUCTS)
-product_method("__rmatmul__", _PRODUCTS, turned=True)
+product_method("__matmul__", PRODUCTS)
+product_method("__rmatmul__", PRODUCTS, turned=True)
 for _function, _ranks in ((torch.dot, (1, 1)), (torch.mv, (2, 1)), (torch.mm, (2, 2)), (torch.matmul, None)):
-    _forms = {key: form for key, form in _PRODUCTS.items() if _ranks in (None, (key[1], key[3]))}
+    _forms = {key: form for key, form in PRODUCTS.items() if _ranks in (None, (key[1], key[3]))}
     whole_product(_function, _forms)

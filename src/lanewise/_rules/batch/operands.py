@@ -44,7 +44,7 @@ def no_lanes(one: Tensor) -> Tensor:
 def lane_numbers(level: BatchLevel, like: Tensor, rank: int) -> Tensor:
     """0 .. B-1 as [B, 1, ..., 1] with `rank` dims in all"""
     if level.parent is None and type(like) is Tensor and not dispatch_mode_count() and not is_inference_mode_enabled():
-        return _kept_numbers(level.size, like.device, rank)
+        return kept_lane_numbers(level.size, like.device, rank)
     return _numbers(level.size, like.device, rank)
 
 
@@ -53,7 +53,7 @@ def _numbers(size: int, device: torch.device, rank: int) -> Tensor:
 
 
 # Each subscript needs them, and its derivative again: 2.4 us to make, 0.3 to find.
-_kept_numbers = lru_cache(maxsize=32)(_numbers)
+kept_lane_numbers = lru_cache(maxsize=32)(_numbers)
 
 
 def split_lanes(x: Tensor, lanes: int, each: int) -> Tensor:

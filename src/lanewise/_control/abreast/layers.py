@@ -1,0 +1,345 @@
+"""Layers of networks for lanes abreast: as functions, and as modules of torch whose parameters all lanes share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lanewise._control.abreast.values import (
+    FUNCTIONS,
+    LAYERS,
+    Declined,
+    Lanes,
+    expanded,
+    lane_count,
+    rank_of,
+    value_of,
+)
+from lanewise._rules.batch.attention import attention_of_lanes
+from lanewise._rules.batch.conv import convolution_with_own, for_each_dim
+from lanewise._rules.batch.layers import for_all_images
+from lanewise._rules.batch.linear import with_own_weights
+from lanewise._rules.batch.pooling import pooled
+from lanewise._rules.batch.spread import linear_of_torch
+from lanewise._torch_compat import is_grad_enabled
+
+# As they are now: others may be put in their place later.
+_functions = {name: getattr(F, name) for name in dir(F) if callable(getattr(F, name))}
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Lanes:
+    """x [*S, n], weight [m, n], bias [m] -> [*S, m]"""
+    if rank_of(weight) != 2 or not rank_of(x) or (bias is not None and rank_of(bias) != 1):
+        raise Declined
+    if type(weight) is not Lanes and type(bias) is not Lanes:
+        return Lanes(linear_of_torch(value_of(x), weight, bias))
+    if type(weight) is not Lanes:
+        raise Declined
+    value = expanded(x, lane_count((weight,)))
+    if value.dtype is not weight.value.dtype:
+        raise Declined
+    own: Any = bias.value if type(bias) is Lanes else bias
+    return Lanes(with_own_weights(value, weight.value, own))
+
+
+FUNCTIONS[F.linear] = _linear
+
+
+def _layer_norm(
+    x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+) -> Lanes:
+    if len(normalized_shape) > rank_of(x) or _with_lanes(weight, bias):
+        raise Declined
+    return Lanes(torch.layer_norm(value_of(x), normalized_shape, weight, bias, eps))
+
+
+def _rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Lanes:
+    if len(normalized_shape) > rank_of(x) or _with_lanes(weight):
+        raise Declined
+    return Lanes(torch.rms_norm(value_of(x), normalized_shape, weight, eps))
+
+
+def _with_lanes(*parameters: Any) -> bool:
+    return any(type(parameter) is Lanes for parameter in parameters)
+
+
+FUNCTIONS[F.layer_norm] = FUNCTIONS[torch.layer_norm] = _layer_norm
+FUNCTIONS[F.rms_norm] = FUNCTIONS[torch.rms_norm] = _rms_norm
+
+
+def _group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Lanes:
+    if rank_of(x) < 2 or _with_lanes(weight, bias):
+        raise Declined
+    return Lanes(for_all_images(torch.group_norm, value_of(x), num_groups, weight, bias, eps))
+
+
+FUNCTIONS[F.group_norm] = _group_norm
+
+
+def _batch_norm(
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Lanes:
+    if training or rank_of(x) < 2 or _with_lanes(running_mean, running_var, weight, bias):
+        raise Declined
+    return Lanes(for_all_images(F.batch_norm, value_of(x), running_mean, running_var, weight, bias, False, 0.1, eps))
+
+
+FUNCTIONS[F.batch_norm] = _batch_norm
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Lanes:
+    operands = [value_of(x) for x in (query, key, value)]
+    rank = rank_of(query)
+    if dropout_p or enable_gqa or not 2 <= rank <= 4 or any(x.dim() != rank + 1 for x in operands):
+        raise Declined
+    if type(attn_mask) is Lanes or (attn_mask is not None and (attn_mask.dim() > 2 or attn_mask.requires_grad)):
+        raise Declined
+    if rank == 3 and any(x.requires_grad for x in operands):
+        # With a second derivative, which torch's kernel has not.
+        q, k, v = [x.unsqueeze(1) for x in operands]
+        return Lanes(attention_of_lanes(q, k, v, attn_mask, is_causal, scale).squeeze(1))
+    q, k, v = operands
+    return Lanes(attention_of_lanes(q, k, v, attn_mask, is_causal, scale))
+
+
+FUNCTIONS[F.scaled_dot_product_attention] = _attention
+
+
+def _images(call: Callable, rank: int) -> Callable:
+    """A layer of images [N, C, *sp] or [C, *sp], `rank` dims in `sp`."""
+
+    def run(x: Any, /, *options: Any, **named: Any) -> Lanes:
+        if _with_lanes(*options, *named.values()):
+            raise Declined
+        value = value_of(x)
+        if value.dim() == rank + 2:
+            return Lanes(call(value, *options, **named))
+        if value.dim() != rank + 3:
+            raise Declined
+        return Lanes(for_all_images(lambda images: call(images, *options, **named), value))
+
+    return run
+
+
+def _convolution(call: Callable, rank: int) -> Callable:
+    shared = _images(call, rank)
+
+    def run(
+        x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    ) -> Lanes:
+        """x [N, C, *sp] or [C, *sp], weight [D, C / groups, *k], bias [D] -> [N, D, *sp_out] or [D, *sp_out]"""
+        if type(weight) is not Lanes:
+            return shared(x, weight, bias, stride, padding, dilation, groups)
+        value, own = value_of(x), weight.value
+        if is_grad_enabled() and (value.requires_grad or own.requires_grad):
+            raise Declined  # the gradient of such a weight has faster forms than torch's
+        if value.dim() != rank + 3 or bias is not None or isinstance(padding, str) or value.dtype is not own.dtype:
+            raise Declined
+        steps = [for_each_dim(each, rank) for each in (stride, padding, dilation)]
+        return Lanes(convolution_with_own(value, own, (*steps, False, [0] * rank), groups))
+
+    return run
+
+
+for _rank in (1, 2, 3):
+    _call = getattr(F, f"conv{_rank}d")
+    FUNCTIONS[_call] = _convolution(_call, _rank)
+    for _name in ("avg_pool", "adaptive_avg_pool"):
+        _call = getattr(F, f"{_name}{_rank}d")
+        FUNCTIONS[_call] = _images(_call, _rank)
+
+
+def _pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode=False):
+    sizes = [_pair(each) for each in (kernel_size, kernel_size if stride is None else stride, padding, dilation)]
+    return pooled(x, (*sizes, ceil_mode))[0]
+
+
+def _pair(size: Any) -> list[int]:
+    return [size, size] if type(size) is int else list(size)
+
+
+FUNCTIONS[F.max_pool2d] = _images(_pooled, 2)
+
+
+def _cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Lanes:
+    """input [C] or [N, C], target [] or [N] of class numbers -> []; torch.nn.functional.cross_entropy"""
+    if weight is not None or size_average is not None or reduce is not None or label_smoothing:
+        raise Declined
+    rank = rank_of(input)
+    if rank not in (1, 2) or rank_of(target) != rank - 1 or reduction not in ("mean", "sum"):
+        raise Declined
+    count = lane_count((input, target))
+    scores, classes = expanded(input, count), expanded(target, count)
+    if classes.dtype is not torch.int64:
+        raise Declined
+    if rank == 1:
+        each = F.cross_entropy(scores, classes, ignore_index=ignore_index, reduction="none")
+    else:
+        each = F.cross_entropy(scores.mT, classes, ignore_index=ignore_index, reduction="none").sum(1)
+    if reduction == "mean":
+        counted = classes != ignore_index
+        each = each / (counted if rank == 1 else counted.sum(1))
+    return Lanes(each)
+
+
+FUNCTIONS[F.cross_entropy] = _cross_entropy
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+class Layer:
+    """A class of torch's modules, computed by functions of F as its `forward` does.
+
+    Attributes:
+        run: `run(module, x)`
+        forward, used: What the class and F have to be for that: others may have been put in their place.
+    """
+
+    __slots__ = ("run", "forward", "used")
+
+    def __init__(self, kind: type, names: str, run: Callable) -> None:
+        self.run = run
+        self.forward = kind.forward
+        self.used = tuple([(name, _functions[name]) for name in names.split()])
+        LAYERS[kind] = self
+
+    def stands_for(self, kind: type) -> bool:
+        if kind.forward is not self.forward:
+            return False
+        for name, function in self.used:
+            if getattr(F, name) is not function:
+                return False
+        return True
+
+
+def _elementwise(kind: type, name: str, *options: str) -> None:
+    function = _functions[name]
+
+    def run(module: Any, x: Any) -> Lanes:
+        if type(x) is not Lanes or (getattr(module, "inplace", False)):
+            raise Declined
+        return Lanes(function(x.value, *[getattr(module, option) for option in options]))
+
+    Layer(kind, name, run)
+
+
+_elementwise(nn.ReLU, "relu")
+_elementwise(nn.ReLU6, "relu6")
+_elementwise(nn.SiLU, "silu")
+_elementwise(nn.Mish, "mish")
+_elementwise(nn.LogSigmoid, "logsigmoid")
+_elementwise(nn.Softsign, "softsign")
+_elementwise(nn.SELU, "selu")
+_elementwise(nn.ELU, "elu", "alpha")
+_elementwise(nn.CELU, "celu", "alpha")
+_elementwise(nn.LeakyReLU, "leaky_relu", "negative_slope")
+_elementwise(nn.Softplus, "softplus", "beta", "threshold")
+_elementwise(nn.Hardtanh, "hardtanh", "min_val", "max_val")
+
+
+def _of_value(kind: type, names: str, call: Callable) -> None:
+    """`call(module, value)` of a value with the lanes in front."""
+
+    def run(module: Any, x: Any) -> Lanes:
+        if type(x) is not Lanes:
+            raise Declined
+        return Lanes(call(module, x.value))
+
+    Layer(kind, names, run)
+
+
+def _of_rows(module: Any, value: Tensor) -> Tensor:
+    if value.dim() < 2:
+        raise Declined
+    own = module._parameters
+    return linear_of_torch(value, own["weight"], own["bias"])
+
+
+def _normalized(module: Any, value: Tensor) -> Tensor:
+    shape, own = module.normalized_shape, module._parameters
+    if len(shape) >= value.dim():
+        raise Declined
+    return torch.layer_norm(value, shape, own["weight"], own["bias"], module.eps)
+
+
+_of_value(nn.GELU, "gelu", lambda module, value: _functions["gelu"](value, approximate=module.approximate))
+_of_value(nn.Tanh, "", lambda module, value: torch.tanh(value))
+_of_value(nn.Sigmoid, "", lambda module, value: torch.sigmoid(value))
+_of_value(nn.Linear, "linear", _of_rows)
+_of_value(nn.LayerNorm, "layer_norm", _normalized)
+Layer(nn.Identity, "", lambda module, x: x)
+Layer(nn.RMSNorm, "rms_norm", lambda module, x: _rms_norm(x, module.normalized_shape, module.weight, module.eps))
+Layer(
+    nn.GroupNorm,
+    "group_norm",
+    lambda module, x: _group_norm(x, module.num_groups, module.weight, module.bias, module.eps),
+)
+Layer(nn.Dropout, "dropout", lambda module, x: FUNCTIONS[F.dropout](x, module.p, module.training, module.inplace))
+Layer(nn.Flatten, "", lambda module, x: FUNCTIONS[torch.flatten](x, module.start_dim, module.end_dim))
+Layer(
+    nn.Embedding,
+    "embedding",
+    lambda module, x: FUNCTIONS[F.embedding](
+        x,
+        module.weight,
+        module.padding_idx,
+        module.max_norm,
+        module.norm_type,
+        module.scale_grad_by_freq,
+        module.sparse,
+    ),
+)
+
+
+def _convolved(name: str) -> Callable:
+    function = FUNCTIONS[_functions[name]]
+
+    def run(module: Any, x: Any) -> Lanes:
+        if module.padding_mode != "zeros":
+            raise Declined
+        options = module.stride, module.padding, module.dilation, module.groups
+        return function(x, module.weight, module.bias, *options)
+
+    return run
+
+
+for _kind, _name in ((nn.Conv1d, "conv1d"), (nn.Conv2d, "conv2d"), (nn.Conv3d, "conv3d")):
+    Layer(_kind, _name, _convolved(_name))
+
+
+def _max_pooled(module: Any, x: Any) -> Lanes:
+    if module.return_indices:
+        raise Declined
+    options = module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode
+    return FUNCTIONS[F.max_pool2d](x, *options)
+
+
+Layer(nn.MaxPool2d, "max_pool2d", _max_pooled)

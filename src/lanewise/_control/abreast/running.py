@@ -1,0 +1,363 @@
+"""What functions written for lanes abreast (written.py) call: each operation, whether its operands have lanes or not.
+
+Nothing here has an effect but the result: functions, modules and methods that are not known to be so are declined.
+"""
+
+import builtins
+import functools
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lanewise._control.abreast import elementwise, layers, products, shapes, sums  # noqa: F401
+from lanewise._control.abreast.shapes import ATTRIBUTES
+from lanewise._control.abreast.shapes import item as item_of_lanes
+from lanewise._control.abreast.values import (
+    FUNCTIONS,
+    LAYERS,
+    METHODS,
+    NUMBERS,
+    Declined,
+    Lanes,
+    aligned,
+    check_shared,
+    has_lanes,
+)
+from lanewise._control.abreast.written import RUNTIME, written
+from lanewise._control.rewriting.source import Unsupported
+from lanewise._core.short.hot import PLAIN
+from lanewise._torch_compat import has_module_hooks
+
+bounds = slice
+
+# What operators of Python compute with, without an effect.
+_BASIC = frozenset(
+    [*NUMBERS, *PLAIN, str, tuple, list, type(None), torch.Size, torch.dtype, torch.device, range, slice]
+)
+
+
+def _operator(call: Callable) -> Callable:
+    def run(x: Any, y: Any) -> Any:
+        kind, other = type(x), type(y)
+        if kind is Lanes:
+            if other in NUMBERS:
+                return Lanes(call(x.value, y))
+            if other is Lanes:
+                a, b = x.value, y.value
+                if a.dim() == b.dim() and a.dtype is b.dtype:
+                    return Lanes(call(a, b))
+            else:
+                check_operand(y)
+        elif other is Lanes:
+            if kind in NUMBERS:
+                return Lanes(call(x, y.value))
+            check_operand(x)
+        else:
+            return _python(call, x, y)
+        return Lanes(call(*aligned((x, y), (x, y))))
+
+    return run
+
+
+def check_operand(x: Any) -> None:
+    """Decline what is no plain tensor."""
+    if not isinstance(x, Tensor):
+        raise Declined
+    check_shared(x)
+
+
+def _python(call: Callable, *operands: Any) -> Any:
+    for each in operands:
+        if type(each) not in _BASIC:
+            raise Declined
+        if isinstance(each, Tensor):
+            check_shared(each)
+    return call(*operands)
+
+
+add, sub, mul, truediv, floordiv, mod, pow, and_, or_, xor, lt, le, eq, ne, gt, ge = [
+    _operator(getattr(operator, name))
+    for name in "add sub mul truediv floordiv mod pow and_ or_ xor lt le eq ne gt ge".split()
+]
+
+
+def _sign(call: Callable) -> Callable:
+    def run(x: Any) -> Any:
+        return Lanes(call(x.value)) if type(x) is Lanes else _python(call, x)
+
+    return run
+
+
+neg, invert = _sign(operator.neg), _sign(operator.invert)
+
+
+def matmul(x: Any, y: Any) -> Any:
+    if type(x) is Lanes or type(y) is Lanes:
+        return products.product(x, y)
+    return _python(operator.matmul, x, y)
+
+
+def updated(old: Any, new: Any) -> Any:
+    """The result of `old += ...`, which for a number is a new one. For a tensor or a list it is a write."""
+    if type(old) not in NUMBERS and type(old) not in (str, tuple):
+        raise Declined
+    return new
+
+
+def python(x: Any) -> Any:
+    """A value of Python that is asked what it is."""
+    if type(x) is Lanes:
+        raise Declined
+    return x
+
+
+_ITERATED = frozenset(
+    [Lanes, list, tuple, dict, range, str, torch.Size, zip, enumerate, reversed]
+    + [type(view) for view in ({}.keys(), {}.values(), {}.items())]
+    + [nn.ModuleList, nn.ParameterList, nn.Sequential, *PLAIN]
+)
+
+
+def rounds(x: Any) -> Any:
+    """What a loop goes through; an iterator from outside would be used up."""
+    if type(x) not in _ITERATED:
+        raise Declined
+    return x
+
+
+_HOLDERS = frozenset(
+    [list, tuple, dict, str, range, torch.Size, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.Sequential]
+)
+
+
+def item(x: Any, index: Any) -> Any:
+    """`x[index]`"""
+    kind = type(x)
+    if kind is Lanes:
+        return item_of_lanes(x, index)
+    if kind in PLAIN:
+        check_shared(x)
+        return item_of_lanes(x, index) if has_lanes((index,)) else x[index]
+    if kind not in _HOLDERS and not _is_record(kind):
+        raise Declined
+    return x[index]
+
+
+def _is_record(kind: type) -> bool:
+    """Whether it is a named tuple, or one of torch's."""
+    return issubclass(kind, tuple) and kind.__getitem__ is tuple.__getitem__
+
+
+_TENSOR_ATTRIBUTES = frozenset("shape dtype device ndim T mT requires_grad layout is_cuda".split())
+# Of an object whose class has these, reading an attribute runs no code.
+_PLAIN_DESCRIPTORS = (
+    types.FunctionType,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.BuiltinFunctionType,
+    staticmethod,
+    classmethod,
+    type,
+    type(NamedTuple("Pair", [("first", int)]).first),  # type: ignore[attr-defined]
+)
+# By class and name, whether reading the attribute of an object runs no code.
+_simple: dict[tuple[type, str], bool] = {}
+
+
+def _is_simple(kind: type, name: str) -> bool:
+    found = _simple.get((kind, name))
+    if found is None:
+        found = _simple[kind, name] = _reads_simply(kind, name)
+    return found
+
+
+def _reads_simply(kind: type, name: str) -> bool:
+    if kind.__getattribute__ is not object.__getattribute__ and not issubclass(kind, tuple):
+        return False
+    asked = getattr(kind, "__getattr__", None)
+    if asked is not None and asked is not nn.Module.__getattr__:
+        return False
+    for base in kind.__mro__:
+        if name in vars(base):
+            value = vars(base)[name]
+            return not hasattr(type(value), "__get__") or isinstance(value, _PLAIN_DESCRIPTORS)
+    return True
+
+
+def get(x: Any, name: str) -> Any:
+    """`x.name`"""
+    kind = type(x)
+    if kind is Lanes:
+        found = ATTRIBUTES.get(name)
+        if found is None:
+            raise Declined
+        return found(x.value, x.value.dim() - 1)
+    if kind in PLAIN:
+        check_shared(x)
+        if name not in _TENSOR_ATTRIBUTES:
+            raise Declined
+    elif kind is not types.ModuleType and not _is_simple(kind, name):
+        raise Declined
+    return getattr(x, name)
+
+
+_METHODS_OF = {
+    dict: frozenset("items keys values get".split()),
+    str: frozenset("startswith endswith split lower upper".split()),
+    tuple: frozenset(["index", "count"]),
+    list: frozenset(["index", "count"]),
+    torch.Size: frozenset(["numel", "index", "count"]),
+    nn.ModuleDict: frozenset("items keys values".split()),
+}
+
+
+def method(x: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """`x.name(...)`"""
+    kind = type(x)
+    if kind is Lanes:
+        run = METHODS.get(name)
+        if run is None:
+            raise Declined
+        for arg in args:
+            if type(arg) is not int:
+                has_lanes(args)
+                break
+        return run(x, *args, **kwargs)
+    if kind in PLAIN:
+        check_shared(x)
+        run = METHODS.get(name)
+        if run is None:
+            raise Declined
+        if has_lanes(args) or (kwargs and has_lanes(kwargs.values())):
+            return run(x, *args, **kwargs)
+        return getattr(x, name)(*args, **kwargs)
+    known = _METHODS_OF.get(kind)
+    if known is not None:
+        if name not in known:
+            raise Declined
+        return getattr(x, name)(*args, **kwargs)
+    return call(get(x, name), *args, **kwargs)
+
+
+# Functions that have no effect; of lanes they are asked only what is here.
+_PURE = frozenset(
+    [range, int, float, bool, str, min, max, abs, round, divmod, math.prod, torch.is_tensor, torch.finfo, torch.iinfo]
+    + [function for name, function in vars(math).items() if isinstance(function, types.BuiltinFunctionType)]
+    + [torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace, torch.logspace, torch.tensor]
+    + [torch.Size, torch.device, torch.triu_indices, torch.tril_indices, torch.hann_window, torch.cartesian_prod]
+)
+_CALLED = frozenset([types.FunctionType, types.BuiltinFunctionType, types.MethodType, type])
+# Those that go through what they are given.
+_HOLDING = frozenset([len, list, tuple, zip, enumerate, reversed, dict])
+
+
+def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """`func(...)`"""
+    kind = type(func)
+    if isinstance(func, nn.Module):
+        return _module(func, kind, args, kwargs)
+    if kind is functools.partial:
+        return call(func.func, *func.args, *args, **{**func.keywords, **kwargs})
+    if kind not in _CALLED:
+        raise Declined
+    run = FUNCTIONS.get(func)
+    if run is not None:
+        if has_lanes(args) or (kwargs and has_lanes(kwargs.values())):
+            return run(*args, **kwargs)
+        return _plain(func(*args, **kwargs))
+    if kind is types.FunctionType:
+        return own(func)(*args, **kwargs)
+    if kind is types.MethodType and type(func.__func__) is types.FunctionType:
+        return own(func.__func__)(func.__self__, *args, **kwargs)
+    if func in _HOLDING:
+        for each in args:
+            rounds(each)
+        return func(*args, **kwargs)
+    if func is isinstance and type(args[0]) is Lanes:
+        return _is_of(args[1])
+    if func is isinstance or func is callable:
+        return func(*args)
+    if func is builtins.sum and type(args[0]) in (list, tuple) and has_lanes(args):
+        return functools.reduce(add, args[0], *(args[1:] or (0,)))
+    if func is builtins.abs and type(args[0]) is Lanes:
+        return METHODS["abs"](args[0])
+    if func in _PURE and not has_lanes(args) and not has_lanes(kwargs.values()):
+        return _plain(func(*args, **kwargs))
+    raise Declined
+
+
+def _plain(out: Any) -> Any:
+    """A result without lanes, which is no leaf that gradients are wanted for."""
+    if isinstance(out, Tensor):
+        if out.requires_grad and out.is_leaf:
+            raise Declined
+        check_shared(out)
+    return out
+
+
+def _is_of(classes: Any) -> bool:
+    """`isinstance(x, classes)` of a tensor of one lane"""
+    return any(issubclass(Tensor, each) for each in (classes if type(classes) is tuple else (classes,)))
+
+
+def _module(module: nn.Module, kind: type, args: tuple, kwargs: dict) -> Any:
+    if kind.__call__ is not nn.Module.__call__ or has_module_hooks(module) or "forward" in module.__dict__:
+        raise Declined
+    layer = LAYERS.get(kind)
+    if layer is not None:
+        if not layer.stands_for(kind):
+            raise Declined
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                check_shared(parameter)
+        return layer.run(module, *args, **kwargs)
+    if kind is nn.Sequential and kind.forward is _forward_of_sequential:
+        (x,) = args
+        for part in module._modules.values():
+            x = _module(part, type(part), (x,), kwargs) if isinstance(part, nn.Module) else call(part, x)
+        return x
+    forward = kind.forward
+    if type(forward) is not types.FunctionType:
+        raise Declined
+    return own(forward)(module, *args, **kwargs)
+
+
+_forward_of_sequential = nn.Sequential.forward
+_LIBRARIES = ("torch", "lanewise")
+
+# By code object: that for lanes abreast, None where there is none.
+_codes: dict[types.CodeType, types.CodeType | None] = {}
+
+
+def own(func: types.FunctionType) -> types.FunctionType:
+    """A function of the user's, written for lanes abreast."""
+    code = func.__code__
+    found = _codes.get(code, code)
+    if found is code:
+        found = None
+        module = str(func.__globals__.get("__name__")).split(".")[0]
+        if module not in _LIBRARIES:
+            try:
+                found = written(func)
+            except Unsupported:
+                pass
+        _codes[code] = found
+    if found is None:
+        raise Declined
+    cells = dict(zip(code.co_freevars, func.__closure__ or ()))
+    cells[RUNTIME] = _cell
+    closure = tuple([cells[name] for name in found.co_freevars])
+    new = types.FunctionType(found, func.__globals__, func.__name__, func.__defaults__, closure)
+    new.__kwdefaults__ = func.__kwdefaults__
+    return new
+
+
+_cell = types.CellType(sys.modules[__name__])
