@@ -467,6 +467,8 @@ def test_what_is_shared_passes_no_code_of_the_library() -> None:
             y = captured
             for _ in range(often):
                 y = operation(y)
+            kept = y
+            del kept  # what does more than compute takes a plane
             return x + y.sum()
 
         def note(frame: Any, event: str, _: Any) -> None:

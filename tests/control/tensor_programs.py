@@ -1,5 +1,6 @@
 """Random programs of operations on tensors whose lanes all go one way."""
 
+import itertools
 import linecache
 import random
 from collections.abc import Callable
@@ -78,7 +79,7 @@ helper({t})|helper({t}, b={n})|helper({t}, c={u})|summed([{t}, {u}])|summed({t})
 {t}.detach() * {u}|{t}.clone()|{t}.contiguous() * 2|torch.linalg.solve({t} + 5 * torch.eye(4, dtype=t0), {u})
 torch.linalg.det({t} + 3 * torch.eye(4, dtype=t0))|torch.linalg.inv({t} + 5 * torch.eye(4, dtype=t0))
 torch.linalg.cholesky({t} @ {t}.mT + torch.eye(4, dtype=t0))|{t}.index_select({d}, i)
-{t}.index_select({d}, TAKE[:2])|{t}.index_add({d}, i, {u})|{t}.index_put((i,), {u}, accumulate=True)
+{t}.index_select({d}, TAKE[:2])|{t}.index_add(0, i, {u}[:2])|{t}.index_put((i,), {u}[:2] * 2, accumulate=True)
 {t}.scatter_add({d}, {t}.argsort({d}), {u})|{t} if {t}.dim() > 1 else {u}|{t}.float().sum().to(t0) * {u}|{t} * ODD
 [{t} * k for k in range(3)][2]|{t} * len({t})|torch.full_like({t}, 2.0) * {u}|{t} * {t}.shape[-1]
 ({t} > 0).all({d})|{t} > {u}|torch.lerp({t}, {u}, 0.25)|torch.clamp({t}, max=0.5)|{t}.add({u}, alpha=2)
@@ -87,51 +88,81 @@ torch.addcmul({t}, {u}, {u}, value=0.5)|{t}.repeat_interleave(2, {d})
 EXPRESSIONS = [each for line in _EXPRESSIONS.strip().splitlines() for each in line.split("|")]
 
 
-def tensor_program(seed: int, dtype: torch.dtype, statements: int = 7) -> Callable[..., Any]:
-    """`f(x, y, a, i)` of tensors [3, 4], [4, 4], [4] and places [2]; a float result, a tuple of two, or a number.
-
-    What raises for one example, gives no numbers or many is not part of a program.
-    """
-    source = random.Random(seed)
-    path = f"<tensor program {seed} {dtype}>"
-    around: dict[str, Any] = {"__name__": "program", "DTYPE": dtype}
-    exec(compile(_PRELUDE, path, "exec"), around)
+def _sample(seed: int, dtype: torch.dtype) -> dict[str, Any]:
+    """What a program is given, for one example."""
     numbers = torch.Generator().manual_seed(seed)
-    names = {
+    return {
         "x": torch.randn(3, 4, generator=numbers, dtype=dtype),
         "y": torch.randn(4, 4, generator=numbers, dtype=dtype),
         "a": torch.randn(4, generator=numbers, dtype=dtype),
         "i": torch.tensor([2, 0]),
         "t0": dtype,
     }
-    shared = ["W", "V", "M", "S"]
-    lines = ["t0 = x.dtype"]
-    while len(lines) <= statements:
+
+
+_SHARED = ["W", "V", "M", "S"]
+
+
+def _around(path: str, dtype: torch.dtype) -> dict[str, Any]:
+    around: dict[str, Any] = {"__name__": "program", "DTYPE": dtype}
+    exec(compile(_PRELUDE, path, "exec"), around)
+    return around
+
+
+def _function(path: str, dtype: torch.dtype, lines: list[str]) -> Callable[..., Any]:
+    """`f(x, y, a, i)` of these lines, whose source can be found."""
+    text = _PRELUDE + "\ndef f(x, y, a, i):\n    t0 = x.dtype\n" + "".join(f"    {line}\n" for line in lines)
+    linecache.cache[path] = (len(text), None, text.splitlines(True), path)
+    around: dict[str, Any] = {"__name__": "program", "DTYPE": dtype}
+    exec(compile(text, path, "exec"), around)
+    return around["f"]
+
+
+def _value(line: str, around: dict[str, Any], names: dict[str, Any], dtype: torch.dtype) -> Tensor | None:
+    """What a line gives for one example; None where it raises, or gives no numbers or many."""
+    try:
+        found = eval(line, {**around, **names})
+    except Exception:
+        return None
+    if not isinstance(found, Tensor) or not 0 < found.numel() <= 200 or found.dim() > 4:
+        return None
+    if found.dtype is dtype and not (found.isfinite().all() and found.abs().max() < 1e3):
+        return None
+    return found
+
+
+def expression_program(expression: str, dtype: torch.dtype = torch.float64) -> Callable[..., Any]:
+    """`f(x, y, a, i)` of one expression, with the first operands that it takes."""
+    path = f"<expression {expression} {dtype}>"
+    around, names = _around(path, dtype), _sample(0, dtype)
+    for t, u, d in itertools.product(("x", "a", "y"), ("x", "y", "a", "W", "V"), ("-1", "0")):
+        line = expression.format(t=t, u=u, d=d, n="-1.25")
+        if _value(line, around, names, dtype) is not None:
+            return _function(path, dtype, [f"return {line}"])
+    raise ValueError(f"no operands of a program suit {expression}")
+
+
+def tensor_program(seed: int, dtype: torch.dtype, statements: int = 7) -> Callable[..., Any]:
+    """`f(x, y, a, i)` of tensors [3, 4], [4, 4], [4] and places [2]; a float result, a tuple of two, or a number."""
+    source = random.Random(seed)
+    path = f"<tensor program {seed} {dtype}>"
+    around, names = _around(path, dtype), _sample(seed, dtype)
+    lines: list[str] = []
+    while len(lines) < statements:
         own = [name for name, value in names.items() if isinstance(value, Tensor) and name != "i"]
         recent = own[-3:]
-        fields = {
-            "t": source.choice(recent + own),
-            "u": source.choice(recent + own + shared),
-            "d": source.choice(["0", "1", "-1", "-2"]),
-            "n": source.choice(["2", "0.5", "-1.25", "3"]),
-        }
-        line = source.choice(EXPRESSIONS).format(**fields)
-        try:
-            found = eval(line, {**around, **names})
-        except Exception:
-            continue
-        if not isinstance(found, Tensor) or not 0 < found.numel() <= 200 or found.dim() > 4:
-            continue
-        if found.dtype is dtype and not (found.isfinite().all() and found.abs().max() < 1e3):
-            continue
-        name = f"v{len(lines)}"
-        names[name] = found
-        lines.append(f"{name} = {line}")
+        line = source.choice(EXPRESSIONS).format(
+            t=source.choice(recent + own),
+            u=source.choice(recent + own + _SHARED),
+            d=source.choice(["0", "1", "-1", "-2"]),
+            n=source.choice(["2", "0.5", "-1.25", "3"]),
+        )
+        found = _value(line, around, names, dtype)
+        if found is not None:
+            name = f"v{len(lines)}"
+            names[name] = found
+            lines.append(f"{name} = {line}")
     floats = [name for name, value in names.items() if name.startswith("v") and value.dtype is dtype] or ["x", "y"]
     last, other = floats[-1], source.choice(floats)
     lines.append("return " + source.choice([f"{last}, {other}", last, f"{last}.sum() + {other}.mean()"]))
-    text = "def f(x, y, a, i):\n" + "".join(f"    {line}\n" for line in lines)
-    text = _PRELUDE + "\n" + text
-    linecache.cache[path] = (len(text), None, text.splitlines(True), path)
-    exec(compile(text, path, "exec"), around)
-    return around["f"]
+    return _function(path, dtype, lines)

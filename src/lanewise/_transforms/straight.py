@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor, strided
 
+from lanewise._torch_compat import is_grad_enabled
 from lanewise._transforms.parting import runner
 
 _FIRST = 2
 # Instead of a number of calls: those that are tried as tensors only, and those that do not run like that.
 _OF_TENSORS, _NEVER = -1, -2
-# How often each function has been called, by its code.
+# How often each function has been called, by its code and whether autograd records: then, some operations are declined.
 _calls: dict[Any, int] = {}
 # So many are remembered.
 _MOST = 10_000
@@ -27,6 +28,7 @@ def run_straight(code: Any, func: Callable, args: tuple, in_dims: Sequence[int |
 
     NotImplemented where this call takes a plane, None where all calls do.
     """
+    code = code, is_grad_enabled()
     calls = _calls.get(code, 0)
     if calls == _NEVER:
         return None

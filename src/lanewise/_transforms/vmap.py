@@ -20,7 +20,7 @@ from lanewise._core.recording.kept_history import with_history
 from lanewise._core.short.shared import class_of_level, runs_otherwise, with_wrappers
 from lanewise._core.short.whole import WHOLE, mapped_whole
 from lanewise._core.trees import LEAF, PrefixMismatch, Spec, flatten, flatten_with_prefix, spec_names, unflatten
-from lanewise._torch_compat import peer_engine_active
+from lanewise._torch_compat import is_grad_enabled, peer_engine_active
 from lanewise._transforms.arguments import Call, closure_of, code_made_by, not_callable, refuse_peer
 from lanewise._transforms.chunks import check_chunk_options, join_chunks, map_chunks
 from lanewise._transforms.compiling import explaining, is_compiling, traced
@@ -123,11 +123,12 @@ def vmap(
     code = code_of(func)
     reach: Any = NOT_LOOKED_AT
     looks = code not in with_wrappers
-    may_be_straight = lanes_first
+    # With and without autograd.
+    may_be_straight = [lanes_first, lanes_first]
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal reach, looks, may_be_straight
+        nonlocal reach, looks
         if is_compiling():
             options = {"chunk_size": chunk_size, "axis_size": axis_size}
             return traced("vmap", explaining(func), in_dims, out_dims, randomness, **options)(*args, **kwargs)
@@ -140,10 +141,10 @@ def vmap(
                 out = mapped_whole(whole, args, each, out_dims)
                 if out is not None:
                     return out
-            elif may_be_straight and size > 0 and not kwargs and code not in parted:
+            elif may_be_straight[is_grad_enabled()] and size > 0 and not kwargs and code not in parted:
                 out = run_straight(code, func, args, each)
                 if out is None:
-                    may_be_straight = False
+                    may_be_straight[is_grad_enabled()] = False
                 elif out is not NotImplemented:
                     return out
             if size > 0 and not ((parted or machine.boundaries) and parts(code)):

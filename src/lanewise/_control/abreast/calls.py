@@ -69,7 +69,8 @@ def run_abreast(func: Any, args: tuple, in_dims: Sequence[int | None], names: tu
     if watched() or saved_tensor_hooks() or torch.are_deterministic_algorithms_enabled() or sys.gettrace():
         return NotImplemented
     if mapping_of(func) is not None:
-        return run_mapping(run_abreast, func, args, in_dims)
+        # (What is computed of repeated lanes would be computed again and again.)
+        return run_mapping(run_abreast, func, args, in_dims, False)
     own = [dim is not None for dim in in_dims]
     for arg, mapped in zip(args, own):
         if isinstance(arg, Tensor):

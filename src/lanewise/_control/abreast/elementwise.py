@@ -160,7 +160,7 @@ for _name in "new_zeros new_ones new_full".split():
 
 
 def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Lanes:
-    if training or inplace:
+    if (training and p) or inplace:
         raise Declined
     value_of(x)
     return x

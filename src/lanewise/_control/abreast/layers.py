@@ -112,10 +112,6 @@ def _attention(
         raise Declined
     if type(attn_mask) is Lanes or (attn_mask is not None and (attn_mask.dim() > 2 or attn_mask.requires_grad)):
         raise Declined
-    if rank == 3 and any(x.requires_grad for x in operands):
-        # With a second derivative, which torch's kernel has not.
-        q, k, v = [x.unsqueeze(1) for x in operands]
-        return Lanes(attention_of_lanes(q, k, v, attn_mask, is_causal, scale).squeeze(1))
     q, k, v = operands
     return Lanes(attention_of_lanes(q, k, v, attn_mask, is_causal, scale))
 

@@ -12,9 +12,9 @@ from lanewise._control.abreast.values import (
     METHODS,
     Declined,
     Lanes,
+    check_operand,
     dim_below,
     expanded,
-    has_lanes,
     lane_count,
     rank_of,
     value_of,
@@ -26,26 +26,37 @@ from lanewise._torch_compat import is_grad_enabled
 
 def product(x: Any, y: Any) -> Lanes:
     """`x @ y`"""
-    has_lanes((x, y))
     own, other = type(x) is Lanes, type(y) is Lanes
-    a, b = x.value if own else x, y.value if other else y
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype is not b.dtype or not a.is_floating_point():
+    a, b = x, y
+    if own:
+        a = x.value
+    else:
+        check_operand(x)
+    if other:
+        b = y.value
+    else:
+        check_operand(y)
+    if a.dtype is not b.dtype or not a.is_floating_point():
         raise Declined
     ranks = a.dim() - own, b.dim() - other
-    if not all(ranks):
-        raise Declined
     recorded = is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if own and not other and (ranks[0] > 1 or ranks[1] == 1) and ranks[1] < 3 and (recorded or ranks != (2, 2)):
-        return Lanes(torch.matmul(a, b))
-    if other and not own and ranks == (2, 2) and recorded:
-        return Lanes(torch.matmul(a, b))
-    if max(ranks) > 2:
-        if own and other and ranks[0] == ranks[1]:
-            return Lanes(torch.matmul(a, b))
+    # Of a matrix that all lanes share, these would record what is as large as a matrix of each.
+    form = None if recorded and not (own and other) else PRODUCTS.get((own, ranks[0], other, ranks[1]))
+    if form is not None:
+        if a.shape[-1] != b.shape[-min(ranks[1], 2)]:
+            raise Declined
+        return Lanes(form(a, b))
+    if own and not other:
+        fits = ranks[0] > 0 and ranks[1] in (1, 2)
+    elif other and not own:
+        fits = ranks == (2, 2) or ranks in ((2, 1), (1, 1))
+        if ranks[1] == 1 and fits:
+            return Lanes(torch.matmul(b, a.t()))  # a row times a matrix
+    else:
+        fits = ranks[0] == ranks[1] > 1
+    if not fits:
         raise Declined
-    if a.shape[-1] != b.shape[-min(ranks[1], 2)]:
-        raise Declined
-    return Lanes(PRODUCTS[own, ranks[0], other, ranks[1]](a, b))
+    return Lanes(torch.matmul(a, b))
 
 
 def _of_ranks(left: int, right: int) -> Callable:

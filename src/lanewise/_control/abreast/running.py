@@ -26,6 +26,7 @@ from lanewise._control.abreast.values import (
     Declined,
     Lanes,
     aligned,
+    check_operand,
     check_shared,
     has_lanes,
 )
@@ -46,39 +47,30 @@ def _operator(call: Callable) -> Callable:
     def run(x: Any, y: Any) -> Any:
         kind, other = type(x), type(y)
         if kind is Lanes:
+            a = x.value
             if other in NUMBERS:
-                return Lanes(call(x.value, y))
+                return Lanes(call(a, y))
             if other is Lanes:
-                a, b = x.value, y.value
+                b = y.value
                 if a.dim() == b.dim() and a.dtype is b.dtype:
                     return Lanes(call(a, b))
             else:
                 check_operand(y)
+                if y.dim() < a.dim() and a.dtype is y.dtype:
+                    return Lanes(call(a, y))
         elif other is Lanes:
             if kind in NUMBERS:
                 return Lanes(call(x, y.value))
             check_operand(x)
+            if x.dim() < y.value.dim() and x.dtype is y.value.dtype:
+                return Lanes(call(x, y.value))
+        elif kind in _BASIC and other in _BASIC:
+            return call(x, y)
         else:
-            return _python(call, x, y)
+            raise Declined
         return Lanes(call(*aligned((x, y), (x, y))))
 
     return run
-
-
-def check_operand(x: Any) -> None:
-    """Decline what is no plain tensor."""
-    if not isinstance(x, Tensor):
-        raise Declined
-    check_shared(x)
-
-
-def _python(call: Callable, *operands: Any) -> Any:
-    for each in operands:
-        if type(each) not in _BASIC:
-            raise Declined
-        if isinstance(each, Tensor):
-            check_shared(each)
-    return call(*operands)
 
 
 add, sub, mul, truediv, floordiv, mod, pow, and_, or_, xor, lt, le, eq, ne, gt, ge = [
@@ -89,7 +81,11 @@ add, sub, mul, truediv, floordiv, mod, pow, and_, or_, xor, lt, le, eq, ne, gt, 
 
 def _sign(call: Callable) -> Callable:
     def run(x: Any) -> Any:
-        return Lanes(call(x.value)) if type(x) is Lanes else _python(call, x)
+        if type(x) is Lanes:
+            return Lanes(call(x.value))
+        if type(x) not in _BASIC:
+            raise Declined
+        return call(x)
 
     return run
 
@@ -100,7 +96,9 @@ neg, invert = _sign(operator.neg), _sign(operator.invert)
 def matmul(x: Any, y: Any) -> Any:
     if type(x) is Lanes or type(y) is Lanes:
         return products.product(x, y)
-    return _python(operator.matmul, x, y)
+    if type(x) not in PLAIN or type(y) not in PLAIN:
+        raise Declined
+    return x @ y
 
 
 def updated(old: Any, new: Any) -> Any:
@@ -142,8 +140,10 @@ def item(x: Any, index: Any) -> Any:
     if kind is Lanes:
         return item_of_lanes(x, index)
     if kind in PLAIN:
+        if not has_lanes((index,)):
+            return x[index]
         check_shared(x)
-        return item_of_lanes(x, index) if has_lanes((index,)) else x[index]
+        return item_of_lanes(x, index)
     if kind not in _HOLDERS and not _is_record(kind):
         raise Declined
     return x[index]
@@ -201,7 +201,6 @@ def get(x: Any, name: str) -> Any:
             raise Declined
         return found(x.value, x.value.dim() - 1)
     if kind in PLAIN:
-        check_shared(x)
         if name not in _TENSOR_ATTRIBUTES:
             raise Declined
     elif kind is not types.ModuleType and not _is_simple(kind, name):
@@ -232,11 +231,11 @@ def method(x: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
                 break
         return run(x, *args, **kwargs)
     if kind in PLAIN:
-        check_shared(x)
         run = METHODS.get(name)
         if run is None:
             raise Declined
         if has_lanes(args) or (kwargs and has_lanes(kwargs.values())):
+            check_shared(x)
             return run(x, *args, **kwargs)
         return getattr(x, name)(*args, **kwargs)
     known = _METHODS_OF.get(kind)

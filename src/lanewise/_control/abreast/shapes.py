@@ -279,6 +279,8 @@ FUNCTIONS[F.pad] = _pad
 
 def item(x: Any, index: Any) -> Lanes:
     """`x[index]`, where x or a part of the index has lanes"""
+    if type(index) is int and type(x) is Lanes and x.value.dim() > 1:
+        return Lanes(x.value.select(1, index))
     parts = index if type(index) is tuple else (index,)
     tensors = [part for part in parts if is_given(part)]
     if not tensors:

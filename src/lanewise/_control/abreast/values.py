@@ -62,6 +62,13 @@ def check_shared(tensor: Tensor) -> None:
         raise Declined
 
 
+def check_operand(x: Any) -> None:
+    """Decline what is no plain tensor."""
+    if not isinstance(x, Tensor):
+        raise Declined
+    check_shared(x)
+
+
 def has_lanes(things: Iterable[Any]) -> bool:
     """Whether there are lanes among operands, or in lists of them. All others have to be plain."""
     found = False

@@ -90,9 +90,19 @@ def run_masked_lanes(
 
 
 def _run_lanes(
-    run: Callable, func: Any, leaves: list, dims: list, spec: Spec, out_dims: Any, place: tuple[int, int, int]
+    run: Callable,
+    func: Any,
+    leaves: list,
+    dims: list,
+    spec: Spec,
+    out_dims: Any,
+    place: tuple[int, int, int],
+    repeats: bool = True,
 ) -> Any:
-    """The same by `run_masked` or another, and what else that gives."""
+    """The same by `run_masked` or another, and what else that gives.
+
+    `repeats`: also where what one `vmap` maps and the other does not is to be repeated.
+    """
     args, kwargs = unflatten(leaves, spec)
     in_dims, named = unflatten(dims, spec)
     # (Where nothing is mapped, the dims have no structure.)
@@ -114,6 +124,8 @@ def _run_lanes(
         sizes.append(size)
         outs.append(inner.out_dims)
         func = inner.func
+    if not repeats and any(any(each.has) and not all(each.has) for each in given):
+        return None
     lanes = [0 if any(each.has) else None for each in given]
     out = run(func, tuple([each.flat(sizes) for each in given]), lanes, tuple(kwargs))
     return out if out is None or out is NotImplemented else _put_back(out, sizes, [out_dims, *outs])
@@ -186,7 +198,7 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     if watched() or saved_tensor_hooks() or torch.are_deterministic_algorithms_enabled() or sys.gettrace():
         return NotImplemented
     if mapping_of(func) is not None:
-        return run_mapping(run_straight, func, args, in_dims)
+        return run_mapping(run_straight, func, args, in_dims, True)
     transforms, inner = derivatives_of(func)
     inner, owner = with_owner(inner)
     form = form_of(inner)
@@ -212,11 +224,11 @@ def run_straight(func: Any, args: tuple, in_dims: Sequence[int | None], names: t
     return out[0] if one else out
 
 
-def run_mapping(run: Callable, func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
+def run_mapping(run: Callable, func: Any, args: tuple, in_dims: Sequence[int | None], repeats: bool) -> Any:
     """What `run`, like `run_straight`, gives for a `vmap` of a `vmap`."""
     size = next(arg.shape[0] for arg, dim in zip(args, in_dims) if dim is not None)
     _, spec = flatten(((None,) * len(args), {}))  # a structure without lanes goes along as it is
-    found = _run_lanes(run, func, list(args), list(in_dims), spec, 0, (0, size, size))
+    found = _run_lanes(run, func, list(args), list(in_dims), spec, 0, (0, size, size), repeats)
     return found if found is None or found is NotImplemented else unflatten(found[0], found[2])
 
 

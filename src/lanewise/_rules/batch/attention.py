@@ -190,28 +190,41 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 def attention_of_lanes(query, key, value, mask, is_causal, scale):
     """query [B, *N, L, E] with up to two dims N -> [B, *N, L, V]; in the four dims that the fused kernels take"""
-    if query.dim() == 3:
-        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+    operands = (query, key, value)
+    missing = 5 - query.dim()
+    if is_tracked(*operands):
+        wide = [t.view(t.shape[0], *[1] * missing, *t.shape[1:]) for t in operands] if missing else operands
+        if _is_fused(*wide, mask, is_causal, scale):
+            out = apply_plainly(_Fused, *wide, _added(mask, query.dtype), is_causal, scale)[0]
+            return out.flatten(0, missing) if missing else out
+    if missing == 2:
+        query, key, value = (t.unsqueeze(1) for t in operands)
         return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale).squeeze(1)
-    if query.dim() == 4:
+    if missing == 1:
         return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale)
-    if mask is None and is_tracked(query, key, value) and _is_fused(query, key, value, is_causal, scale):
-        return apply_plainly(_Fused, query, key, value, None, is_causal, scale)[0]
     lanes = query.shape[:2]
-    query, key, value = (t.flatten(0, 1) for t in (query, key, value))
+    query, key, value = (t.flatten(0, 1) for t in operands)
     return _attention_of_torch(query, key, value, mask, 0.0, is_causal, scale=scale).unflatten(0, lanes)
+
+
+def _added(mask, dtype):
+    """A mask [L, S] as what the kernel adds to scores."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
-def _is_fused(query, key, value, is_causal, scale):
+def _is_fused(query, key, value, mask, is_causal, scale):
     """Whether torch takes the kernel that has no second derivative, of operands [B, N, H, L, E]."""
-    if not at_hand(query, key, value) or forward_level() >= 0:
-        return False
     operands = (query, key, value)
+    if not query.shape[0] or not at_hand(*operands) or forward_level() >= 0:
+        return False
     kind = (
         *[(t.shape, t.stride(), t.dtype) for t in operands],
+        None if mask is None else (mask.shape, mask.dtype),
         is_causal,
         scale,
         torch.backends.cuda.flash_sdp_enabled(),
@@ -222,7 +235,7 @@ def _is_fused(query, key, value, is_causal, scale):
             _fused_kinds.clear()
         with torch.no_grad():
             lane = (t[0] for t in operands)  # which copies nothing, whatever the strides
-            choice = aten._fused_sdp_choice.default(*lane, None, 0.0, is_causal, scale=scale)
+            choice = aten._fused_sdp_choice.default(*lane, mask, 0.0, is_causal, scale=scale)
         found = _fused_kinds[kind] = choice == _FLASH
     return found
 
