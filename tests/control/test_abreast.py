@@ -266,7 +266,8 @@ def test_attention_has_a_second_derivative() -> None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
         return (torch.softmax(scores, -1) @ v).sin()
 
-    for rank, mask in itertools.product((2, 3, 4), (None, torch.ones(5, 5, dtype=torch.bool).tril(), _numbers(5, 5))):
+    masks = None, torch.ones(5, 5, dtype=torch.bool).tril(), _numbers(5, 5)
+    for rank, mask in itertools.product((2, 3, 4), masks):  # noqa: B007 (`f` reads it)
         xs = tuple(_numbers(2, *(1, 2, 5, 8)[-rank:], seed=seed) for seed in range(3))
 
         def second(f: Callable, xs: tuple = xs) -> tuple:
@@ -284,7 +285,7 @@ def test_functional_call(planes: Planes) -> None:
     params = {name: p.detach() + 1 for name, p in net.named_parameters()}
     before = [p.clone() for p in net.parameters()]
     x = _numbers(5, 4)
-    f = lambda params, x: functional_call(net, params, (x,))  # noqa: E731
+    f = lambda params, x: functional_call(net, params, (x,))
     want = torch.stack([f(params, row) for row in x])
     mapped = vmap(f, (None, 0))
     for _ in range(CALLS):
@@ -309,3 +310,309 @@ def test_losses() -> None:
         for reduction in ("mean", "sum", "none"):
             f = functools.partial(loss, reduction=reduction)
             _check(lambda a, b, f=f: f(a, b), (rows, other))
+
+
+# --- what is declined ------------------------------------------------------------------------------------------------
+
+
+class _Counting:
+    """An object that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @property
+    def scale(self) -> float:
+        self.asked += 1
+        return 2.0
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        self.asked += 1
+        return x * 3 if isinstance(x, Tensor) else x
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.asked += 1
+        return x - 1
+
+
+COUNTING = _Counting()
+SEEN: list[float] = []
+TABLE = _numbers(2, 3)
+
+
+def _reads_a_property(x: Tensor) -> Tensor:
+    return (x * COUNTING.scale).sum(-1)
+
+
+def _asks_an_object(x: Tensor) -> Tensor:
+    return COUNTING(COUNTING @ x.exp())
+
+
+def _appends(x: Tensor) -> Tensor:
+    y = x.sin()
+    SEEN.append(1.0)
+    return y
+
+
+def _writes_to_what_it_made(x: Tensor) -> Tensor:
+    y = x * 1
+    y[0] = 5
+    y += 1
+    return y.mul_(2)
+
+
+def _writes_to_its_argument(x: Tensor) -> Tensor:
+    x *= 2
+    return x + 1
+
+
+def _asks_a_number(x: Tensor) -> Tensor:
+    return x / x.abs().sum().item()
+
+
+def _takes_its_way(x: Tensor) -> Tensor:
+    return x.cos() if x.sum() > 0 else x * 2
+
+
+def _asks_which_it_is(x: Tensor) -> Tensor:
+    y = x.contiguous()
+    return x * 2 if y is x else x * 3
+
+
+def _draws(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5) * 0 + x
+
+
+def _tries(x: Tensor) -> Tensor:
+    try:
+        return F.gelu(x @ TABLE)
+    except RuntimeError:
+        return F.gelu(x @ TABLE.T)
+
+
+def _enters(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x.exp()
+    return y * x
+
+
+def _formats(x: Tensor) -> Tensor:
+    return x * len(f"{x.shape}{x.dim()}")
+
+
+def _shares_its_result(x: Tensor) -> Tensor:
+    return TABLE * 2
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        _reads_a_property,
+        _asks_an_object,
+        _appends,
+        _writes_to_what_it_made,
+        _writes_to_its_argument,
+        _asks_a_number,
+        _takes_its_way,
+        _asks_which_it_is,
+        _draws,
+        _tries,
+        _enters,
+        _formats,
+        _shares_its_result,
+    ],
+)
+def test_others_are_as_ever(f: Callable, planes: Planes) -> None:
+    mapped = vmap(f, randomness="different")
+    x = _numbers(4, 2, 3)
+    want = _looped(f, x.clone())
+    counts = []
+    for _ in range(CALLS):
+        given, before = x.clone(), COUNTING.asked + len(SEEN)
+        _same(mapped(given), want)
+        counts.append(COUNTING.asked + len(SEEN) - before)
+        assert torch.equal(given, x) != (f is _writes_to_its_argument)
+    assert len(set(counts)) == 1
+    assert planes.of(lambda: mapped(x.clone())) > 0
+
+
+def test_iterators_from_outside_are_used_once() -> None:
+    numbers = iter(range(100))
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin() + x.cos()
+        for k in numbers:
+            y = y + k
+            if k % 5 == 4:
+                break
+        return y
+
+    x = _numbers(3, 2, 2, 2)
+    for call in range(CALLS):
+        _same(vmap(f)(x), x.sin() + x.cos() + sum(range(5 * call, 5 * call + 5)))
+
+
+def test_what_others_put_in_place_of_functions_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = _made(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Dropout(0.1))).eval()
+    f = lambda x: net(x) + F.relu(x).sum()
+    x = _numbers(3, 3)
+    for _ in range(CALLS):
+        vmap(f)(x)
+    own_relu, own_linear, own_forward = F.relu, F.linear, nn.LayerNorm.forward
+    monkeypatch.setattr(F, "relu", lambda x, inplace=False: own_relu(x) + (x.dim() if x.dim() < 2 else 50))
+    _same(vmap(f)(x), _looped(f, x))
+    monkeypatch.setattr(F, "linear", lambda x, w, b: own_linear(x, w, b) * (2 if x.dim() == 1 else 50))
+    _same(vmap(f)(x), _looped(f, x))
+    monkeypatch.setattr(nn.LayerNorm, "forward", lambda self, x: own_forward(self, x) - (1 if x.dim() == 1 else 50))
+    _same(vmap(f)(x), _looped(f, x))
+    monkeypatch.setattr(nn.Sequential, "forward", lambda self, x: self[0](x) if x.dim() == 1 else x)
+    _same(vmap(f)(x), _looped(f, x))
+    monkeypatch.undo()
+    _same(vmap(f)(x), _looped(f, x))
+
+
+def test_hooks_see_single_examples() -> None:
+    net = _made(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh()))
+    f = lambda x: net(x) * 2
+    x = _numbers(3, 3)
+    for _ in range(CALLS):
+        vmap(f)(x)
+    shapes = []
+    handle = net.get_submodule("1").register_forward_hook(
+        lambda module, args, out: shapes.append(args[0].shape) or out + 1
+    )
+    _same(vmap(f)(x), _looped(f, x))
+    assert set(shapes) == {torch.Size([4])}
+    handle.remove()
+    _same(vmap(f)(x), _looped(f, x))
+    net[0].forward = lambda x: x.new_ones(4) * x.dim()  # type: ignore[method-assign]
+    _same(vmap(f)(x), _looped(f, x))
+
+
+FACTOR = 2.0
+
+
+def test_surroundings_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = _numbers(3, 3)
+
+    def f(x: Tensor, rate: float = 0.5) -> Tensor:
+        return (x @ weight) * FACTOR * rate
+
+    x = _numbers(4, 2, 3)
+    for _ in range(CALLS):
+        _same(vmap(f)(x), _looped(f, x))
+    weight = weight + 1
+    _same(vmap(f)(x), _looped(f, x))
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    _same(vmap(f)(x), _looped(f, x))
+    f.__defaults__ = (3.0,)
+    _same(vmap(f)(x), _looped(f, x))
+    net = _made(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))).eval()
+    rows = _numbers(4, 5, 3)
+    for _ in range(CALLS):
+        _same(vmap(net)(rows), _looped(net, rows))
+
+
+class _Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+def test_ordinary_python_stays_abreast(planes: Planes) -> None:
+    def inner(parts: Any, *more: Tensor, **named: Tensor) -> Tensor:
+        first, *others = parts
+        for k, (a, b) in enumerate(zip(others, more)):
+            first = first + k * a - b
+        assert first.dim() == 1, f"{first}"
+        return first * sum(named.values(), start=0)
+
+    def f(x: Tensor, y: Tensor) -> Any:
+        rows, seen = [], {}
+        for name, row in {"x": x, "y": y}.items():
+            rows.append(row if isinstance(row, Tensor) else None)
+            seen[name] = row.shape[-1]
+        if (n := len(rows)) > 5 or not x.is_floating_point():
+            raise ValueError(f"{n} rows")
+        total = inner([x, y, *[each**2 for each in rows]], x, y, y, scale=x.sum(), more=y.mean())
+        i = 0
+        while i < seen["x"] and 0 <= i < 2:
+            total = total + i
+            i += 1
+        parts = list(total.unbind()) if x.ndim == 1 else []
+        return torch.stack(parts[::-1]), max(rows[0].shape), (total @ total.detach(),) if n == 7 else -total
+
+    def g(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        out = f(x, y)
+        return out[0], out[2] * out[1]
+
+    xs = _numbers(4, 3), _numbers(4, 3, seed=1)
+    want = _looped(g, *xs)
+    for _ in range(CALLS):
+        _same(vmap(g)(*xs), want)
+    assert planes.of(lambda: vmap(g)(*xs)) == 0
+
+
+def test_gradients_of_lanes_that_hang_on_captured_parameters() -> None:
+    net = _made(lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
+    x = _numbers(5, 3)
+    params = list(net.parameters())
+
+    def penalty(rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(rows.square().sum(), params, allow_unused=True, materialize_grads=True)
+
+    def loss(x: Tensor) -> Tensor:
+        return net(x).sum()
+
+    leaf = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(net(leaf).sum(), leaf, create_graph=True)
+    for _ in range(CALLS):
+        found = vmap(grad(loss))(x)
+        _same(found, want)
+        _same(penalty(found), _penalties(net, x, params))
+    assert not state.careful
+    with torch.no_grad():
+        for _ in range(CALLS):
+            grads, values = vmap(grad_and_value(loss))(x)
+            _same(grads, want.detach())
+            _same(values, net(x).squeeze(1))
+
+
+def _penalties(net: nn.Module, x: Tensor, params: list) -> tuple[Tensor, ...]:
+    leaf = x.clone().requires_grad_()
+    (rows,) = torch.autograd.grad(net(leaf).sum(), leaf, create_graph=True)
+    return torch.autograd.grad(rows.square().sum(), params, allow_unused=True, materialize_grads=True)
+
+
+def test_errors_are_those_of_a_plane() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return F.softmax(x @ y, -1)
+
+    good = _numbers(3, 2, 4), _numbers(3, 4, 5, seed=1)
+    for _ in range(CALLS):
+        vmap(f)(*good)
+    for _ in range(CALLS):
+        with pytest.raises(RuntimeError, match=r"test_abreast\.py"):
+            vmap(f)(good[0], good[0])
+        assert not state.careful
+    _same(vmap(f)(*good), _looped(f, *good))
+
+
+def test_modes_and_recording_around() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.layer_norm(x @ x.mT, (3,)).sum(0)
+
+    x = _numbers(4, 3, 3)
+    want = _looped(f, x)
+    for _ in range(CALLS):
+        with torch.inference_mode():
+            found = vmap(f)(x)
+            assert found.is_inference()
+        torch.testing.assert_close(found.clone(), want)
+        _same(vmap(f)(x), want)
+    half = lambda x: F.linear(x, torch.ones(3, 3)) + 1
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(CALLS):
+            _same(vmap(half)(x.float()), _looped(half, x.float()), 1e-2)
+    for _ in range(CALLS):
+        jac = vmap(jacrev(f))(x)
+        _same(jac, torch.stack([torch.autograd.functional.jacobian(f, row) for row in x]))

@@ -163,7 +163,17 @@ for _rank in (1, 2, 3):
         FUNCTIONS[_call] = _images(_call, _rank)
 
 
-def _pooled(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode=False):
+def _pooled(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    if return_indices:
+        raise Declined
     sizes = [_pair(each) for each in (kernel_size, kernel_size if stride is None else stride, padding, dilation)]
     return pooled(x, (*sizes, ceil_mode))[0]
 

@@ -124,7 +124,7 @@ _ITERATED = frozenset(
 
 def rounds(x: Any) -> Any:
     """What a loop goes through; an iterator from outside would be used up."""
-    if type(x) not in _ITERATED:
+    if type(x) not in _ITERATED and not (type(x) is types.GeneratorType and RUNTIME in x.gi_code.co_freevars):
         raise Declined
     return x
 
@@ -284,13 +284,17 @@ def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _is_of(args[1])
     if func is isinstance or func is callable:
         return func(*args)
-    if func is builtins.sum and type(args[0]) in (list, tuple) and has_lanes(args):
-        return functools.reduce(add, args[0], *(args[1:] or (0,)))
+    if func is builtins.sum:
+        return _sum(*args, **kwargs)
     if func is builtins.abs and type(args[0]) is Lanes:
         return METHODS["abs"](args[0])
     if func in _PURE and not has_lanes(args) and not has_lanes(kwargs.values()):
         return _plain(func(*args, **kwargs))
     raise Declined
+
+
+def _sum(parts: Any, /, start: Any = 0) -> Any:
+    return functools.reduce(add, rounds(parts), start)
 
 
 def _plain(out: Any) -> Any:

@@ -277,7 +277,7 @@ FUNCTIONS[F.pad] = _pad
 # --- indices ---------------------------------------------------------------------------------------------------------
 
 
-def item(x: Any, index: Any) -> Lanes:
+def item(x: Any, index: Any) -> Any:
     """`x[index]`, where x or a part of the index has lanes"""
     if type(index) is int and type(x) is Lanes and x.value.dim() > 1:
         return Lanes(x.value.select(1, index))
@@ -305,10 +305,11 @@ def item(x: Any, index: Any) -> Lanes:
         return Lanes(value_of(x)[(slice(None), *places)])
     if not all(lanes) or any(number.dim() != numbers[0].dim() for number in numbers):
         raise Declined
-    if type(x) is not Lanes:
+    if isinstance(x, Tensor):
         return Lanes(x[tuple(places)])
-    found = rows_at(x.value, numbers, True) if len(numbers) == len(places) else None
-    return Lanes(x.value[(_lane_numbers(x.value, numbers[0].dim()), *places)] if found is None else found)
+    value = value_of(x)
+    found = rows_at(value, numbers, True) if len(numbers) == len(places) else None
+    return Lanes(value[(_lane_numbers(value, numbers[0].dim()), *places)] if found is None else found)
 
 
 def _lane_numbers(value: Tensor, rank: int) -> Tensor:

@@ -87,13 +87,22 @@ def _own(body: list[ast.stmt], arguments: tuple[str, ...]) -> set[str]:
     for node in ast.walk(ast.Module(body, [])):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                if not isinstance(target, ast.Name) or not isinstance(node.value, (ast.List, ast.Dict, ast.ListComp)):
-                    own.difference_update(_names(target))
+                own.difference_update(_others(target, node.value))
         elif isinstance(node, ast.AnnAssign) and not isinstance(node.value, (ast.List, ast.Dict, ast.ListComp)):
             own.difference_update(_names(node.target))
         elif isinstance(node, (ast.AugAssign, ast.For, ast.NamedExpr, ast.comprehension)):
             own.difference_update(_names(node.target))
     return own
+
+
+def _others(target: ast.expr, value: ast.expr) -> set[str]:
+    """The names of an assignment that get anything but a list or a dictionary made there."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        if not any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts)):
+            return set().union(*map(_others, target.elts, value.elts))
+    if isinstance(target, ast.Name) and isinstance(value, (ast.List, ast.Dict, ast.ListComp)):
+        return set()
+    return _names(target)
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -194,7 +194,7 @@ def attention_of_lanes(query, key, value, mask, is_causal, scale):
     missing = 5 - query.dim()
     if is_tracked(*operands):
         wide = [t.view(t.shape[0], *[1] * missing, *t.shape[1:]) for t in operands] if missing else operands
-        if _is_fused(*wide, mask, is_causal, scale):
+        if _is_fused(wide, mask, is_causal, scale):
             out = apply_plainly(_Fused, *wide, _added(mask, query.dtype), is_causal, scale)[0]
             return out.flatten(0, missing) if missing else out
     if missing == 2:
@@ -217,10 +217,9 @@ def _added(mask, dtype):
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
-def _is_fused(query, key, value, mask, is_causal, scale):
-    """Whether torch takes the kernel that has no second derivative, of operands [B, N, H, L, E]."""
-    operands = (query, key, value)
-    if not query.shape[0] or not at_hand(*operands) or forward_level() >= 0:
+def _is_fused(operands, mask, is_causal, scale):
+    """Whether torch takes the kernel that has no second derivative, of a query, key and value [B, N, H, L, E]."""
+    if not operands[0].shape[0] or not at_hand(*operands) or forward_level() >= 0:
         return False
     kind = (
         *[(t.shape, t.stride(), t.dtype) for t in operands],
