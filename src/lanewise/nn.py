@@ -1,7 +1,7 @@
 """Modules as functions of their parameters and buffers, for use inside transforms."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lanewise._control.abreast.running import call as call_abreast
-from lanewise._control.abreast.values import FUNCTIONS, Declined, Lanes
+from lanewise._control.abreast.values import FUNCTIONS, Declined
 from lanewise._control.runtime.callees import fn
 from lanewise._torch_compat import BatchNormBase, forget_parametrized
 from lanewise._transforms.reruns import in_force
@@ -60,19 +60,6 @@ def functional_call(
         >>> functional_call(model, params, torch.tensor([3.0, 4.0]))
         tensor([11.5000])
     """
-    return _called(fn, module, parameter_and_buffer_dicts, args, kwargs, tie_weights, strict)
-
-
-def _called(
-    code_of: Callable[[nn.Module], Callable],
-    module: nn.Module,
-    parameter_and_buffer_dicts: dict[str, Tensor] | Sequence[dict[str, Tensor]],
-    args: Any,
-    kwargs: dict[str, Any] | None,
-    tie_weights: bool,
-    strict: bool,
-) -> Any:
-    """`functional_call`, of the code that `code_of` gives for the module."""
     if isinstance(module, torch.jit.ScriptModule):
         raise TransformError(
             at_user_line(
@@ -98,7 +85,7 @@ def _called(
     elif not isinstance(args, tuple):
         args = (args,)
     with _swapped(module, values) as slots:
-        result = code_of(module)(*args, **(kwargs or {}))
+        result = fn(module)(*args, **(kwargs or {}))
         left = {name: slot.get() for name, slot in slots.items() if slot.filled()}
     for given in dicts:
         given.update({name: left[name] for name in given if name in left and left[name] is not given[name]})
@@ -112,13 +99,25 @@ def _called_abreast(
     kwargs: dict[str, Any] | None = None,
     *,
     tie_weights: bool = True,
-    strict: bool = False,
 ) -> Any:
-    """The same where lanes stay abreast, for parameters that they share."""
-    if any(type(value) is Lanes for given in _disjoint_dicts(parameter_and_buffer_dicts) for value in given.values()):
+    """The same where lanes stay abreast, for modules whose parameters each have a name of their own."""
+    values = {name: value for given in _disjoint_dicts(parameter_and_buffer_dicts) for name, value in given.items()}
+    own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    if len({id(tensor) for _, tensor in own}) < len(own) or not values.keys() <= {name for name, _ in own}:
         raise Declined
-    code_of = functools.partial(functools.partial, call_abreast)
-    return _called(code_of, module, parameter_and_buffer_dicts, args, kwargs, tie_weights, strict)
+    held = []
+    try:
+        for name, value in values.items():
+            path, _, attribute = name.rpartition(".")
+            owner = module.get_submodule(path)
+            store: Any = owner._parameters if attribute in owner._parameters else owner._buffers
+            held.append((store, attribute, store[attribute]))
+            store[attribute] = value
+        args = () if args is None else args if isinstance(args, tuple) else (args,)
+        return call_abreast(module, *args, **(kwargs or {}))
+    finally:
+        for store, attribute, before in held:
+            store[attribute] = before
 
 
 FUNCTIONS[functional_call] = _called_abreast

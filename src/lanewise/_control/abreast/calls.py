@@ -9,54 +9,16 @@ from torch import Tensor
 
 from lanewise._control.abreast import networks  # noqa: F401
 from lanewise._control.abreast.running import call
-from lanewise._control.abreast.values import Declined, Lanes, has_lanes, state
-from lanewise._control.masking.masked_derivatives import derivatives_of, differentiated
+from lanewise._control.abreast.values import Declined, Lanes, Spread, has_lanes, state, value_of
+from lanewise._control.masking.masked_derivatives import derivatives_of
 from lanewise._control.masking.masked_lanes import run_mapping, watched
-from lanewise._control.masking.masks import is_recorded
+from lanewise._core.recording.passes import run_backward
 from lanewise._core.short.hot import PLAIN
+from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import is_grad_enabled, saved_tensor_hooks
+from lanewise._transforms.jacobian import Jacobian
 from lanewise._transforms.reverse import Gradient
 from lanewise._transforms.vmap import mapping_of
-
-
-class _Run:
-    """A function in one call, as `masked_derivatives.differentiated` takes it.
-
-    Attributes:
-        func: The function.
-        own: Which of its arguments are different in each lane.
-        size: The number of lanes.
-        form: This, which counts no gradients that were not finite: there are no sides that lanes do not take.
-        failed: The error of the function itself.
-    """
-
-    straight = True
-    strict = missed = 0
-
-    def __init__(self, func: Any, own: list[bool], size: int) -> None:
-        self.func = func
-        self.own = own
-        self.size = size
-        self.form: Any = self
-        self.failed: Exception | None = None
-
-    def results(self, args: tuple, recording: bool, further: bool = False) -> tuple[tuple, bool] | None:
-        """The results, lanes in front, and whether they are one; None where the call is declined."""
-        if further:
-            return None  # torch's formulas of second derivatives are wrong in places
-        given = [Lanes(arg) if own else arg for arg, own in zip(args, self.own)]
-        try:
-            has_lanes(given)
-            out = call(self.func, *given)
-        except Declined:
-            return None
-        except Exception as error:
-            self.failed = error
-            return None
-        outs = out if type(out) is tuple else (out,)
-        if not outs or any(type(each) is not Lanes for each in outs):
-            return None
-        return tuple([each.value for each in outs]), type(out) is not tuple
 
 
 def run_abreast(func: Any, args: tuple, in_dims: Sequence[int | None], names: tuple[str, ...] = ()) -> Any:
@@ -71,30 +33,93 @@ def run_abreast(func: Any, args: tuple, in_dims: Sequence[int | None], names: tu
     if mapping_of(func) is not None:
         # (What is computed of repeated lanes would be computed again and again.)
         return run_mapping(run_abreast, func, args, in_dims, False)
-    own = [dim is not None for dim in in_dims]
-    for arg, mapped in zip(args, own):
+    for arg, dim in zip(args, in_dims):
         if isinstance(arg, Tensor):
             if type(arg) not in PLAIN or arg.is_inference() or arg.is_neg() or arg.is_conj():
                 return NotImplemented
-        elif mapped:
+        elif dim is not None:
             return NotImplemented
     transforms, inner = derivatives_of(func)
-    if transforms and not (len(transforms) == 1 and type(transforms[0]) is Gradient):
-        return None
-    run = _Run(inner, own, len(args[own.index(True)]))
-    if not transforms:
-        found = run.results(args, False)
-        if found is None:
-            return None if run.failed is None else NotImplemented
-        out, one = found
-        out = tuple([each.view_as(each) if any(each is arg for arg in args) else each for each in out])
-        return out[0] if one else out
-    if any(map(is_recorded, args)):
-        return NotImplemented
+    outer = transforms[0] if transforms else None
+    if len(transforms) > 1 or isinstance(outer, Jacobian):
+        return None  # torch's formulas of second derivatives are wrong in places
     before = state.careful
-    state.careful = is_grad_enabled()
     try:
-        out = differentiated(run, transforms, args, len(args))  # type: ignore[arg-type]
+        if outer is not None:
+            return _gradient(inner, outer, args, in_dims)
+        return _plain(inner, args, in_dims)
+    except Declined:
+        return None
+    except Exception:
+        return NotImplemented  # what fails may do so for some lanes only, and is to be told of as on a plane
     finally:
         state.careful = before
-    return NotImplemented if out is None and run.failed is not None else out
+
+
+def _results(func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
+    """What a function gives for lanes."""
+    given = [Lanes(arg) if dim is not None else arg for arg, dim in zip(args, in_dims)]
+    has_lanes(given)
+    return call(func, *given)
+
+
+def _plain(func: Any, args: tuple, in_dims: Sequence[int | None]) -> Any:
+    out = _results(func, args, in_dims)
+    values = [value_of(each) for each in (out if type(out) is tuple else (out,))]
+    # An argument is no result itself.
+    values = [value.view_as(value) if any(value is arg for arg in args) else value for value in values]
+    return tuple(values) if type(out) is tuple else values[0]
+
+
+def _gradient(func: Any, transform: Gradient, args: tuple, in_dims: Sequence[int | None]) -> Any:
+    """The gradients of a function for each lane, and what comes with them, as `transform` gives them."""
+    size = next(len(arg) for arg, dim in zip(args, in_dims) if dim is not None)
+    argnums = transform.argnums
+    places = (argnums,) if type(argnums) is int else tuple(range(len(args))) if argnums is None else argnums
+    inputs: list[Tensor] = []
+    given, specs = list(args), []
+    for place in places:
+        if not -len(args) <= place < len(args) or given[place] is not args[place]:
+            raise Declined
+        leaves, spec = flatten(args[place])
+        inner = []
+        for leaf in leaves:
+            if type(leaf) not in PLAIN or not leaf.is_floating_point() or leaf.requires_grad:
+                raise Declined
+            own = in_dims[place] is not None
+            leaf = leaf.detach() if own else leaf.detach().expand(size, *leaf.shape)
+            inputs.append(leaf.requires_grad_())
+            inner.append(Lanes(leaf) if own or leaf.dim() < 3 else Spread(leaf))
+        given[place] = unflatten(inner, spec)
+        specs.append(spec)
+    for place, dim in enumerate(in_dims):
+        if dim is not None and given[place] is args[place]:
+            if args[place].requires_grad:
+                raise Declined
+            given[place] = Lanes(args[place])
+    state.careful = is_grad_enabled()
+    with torch.enable_grad():
+        has_lanes(given)
+        out = call(func, *given)
+    aux = None
+    if transform.has_aux:
+        if type(out) is not tuple or len(out) != 2:
+            raise Declined
+        out, aux = out
+        aux = value_of(aux).detach()
+    value = value_of(out)
+    if value.dim() > 1 or not value.is_floating_point():
+        raise Declined
+    found = iter(_pulled(value, inputs))
+    grads = [unflatten([next(found) for _ in range(spec.count)], spec) for spec in specs]
+    result = grads[0] if type(argnums) is int else tuple(grads)
+    return transform.result(result, (value.detach(), aux) if transform.has_aux else value.detach())
+
+
+def _pulled(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """The gradient of each number [B] in the inputs of its lane."""
+    if not value.requires_grad:
+        return [torch.zeros_like(each) for each in inputs]
+    seeds = (torch.ones_like(value),)
+    grads = run_backward((value,), seeds, False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
+    return [torch.zeros_like(each) if grad is None else grad for grad, each in zip(grads, inputs)]

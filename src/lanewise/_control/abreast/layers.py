@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lanewise._control.abreast.products import spread_product, spread_value
 from lanewise._control.abreast.values import (
     FUNCTIONS,
     LAYERS,
     Declined,
     Lanes,
+    Spread,
     expanded,
     lane_count,
     rank_of,
@@ -22,7 +24,8 @@ from lanewise._rules.batch.conv import convolution_with_own, for_each_dim
 from lanewise._rules.batch.layers import for_all_images
 from lanewise._rules.batch.linear import with_own_weights
 from lanewise._rules.batch.pooling import pooled
-from lanewise._rules.batch.spread import linear_of_torch
+from lanewise._rules.batch.spread import Convolution, GroupNorm, LayerNorm, apply, linear_of_torch
+from lanewise._rules.batch.spread import Layer as SpreadLayer
 from lanewise._torch_compat import is_grad_enabled
 
 # As they are now: others may be put in their place later.
@@ -31,6 +34,8 @@ _functions = {name: getattr(F, name) for name in dir(F) if callable(getattr(F, n
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Lanes:
     """x [*S, n], weight [m, n], bias [m] -> [*S, m]"""
+    if type(weight) is Spread:
+        return spread_product(x, weight, bias)
     if rank_of(weight) != 2 or not rank_of(x) or (bias is not None and rank_of(bias) != 1):
         raise Declined
     if type(weight) is not Lanes and type(bias) is not Lanes:
@@ -50,8 +55,10 @@ FUNCTIONS[F.linear] = _linear
 def _layer_norm(
     x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Lanes:
-    if len(normalized_shape) > rank_of(x) or _with_lanes(weight, bias):
+    if len(normalized_shape) > rank_of(x):
         raise Declined
+    if _with_lanes(weight, bias):
+        return _spread(LayerNorm(list(normalized_shape), eps), x, weight, bias)
     return Lanes(torch.layer_norm(value_of(x), normalized_shape, weight, bias, eps))
 
 
@@ -62,7 +69,13 @@ def _rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | No
 
 
 def _with_lanes(*parameters: Any) -> bool:
-    return any(type(parameter) is Lanes for parameter in parameters)
+    return any(type(parameter) in (Lanes, Spread) for parameter in parameters)
+
+
+def _spread(layer: SpreadLayer, x: Any, *parameters: Any) -> Lanes:
+    """A layer whose parameters all lanes share, and that are differentiated for each."""
+    value = value_of(x)
+    return Lanes(apply(layer, value, *[spread_value(parameter, value) for parameter in parameters]))
 
 
 FUNCTIONS[F.layer_norm] = FUNCTIONS[torch.layer_norm] = _layer_norm
@@ -70,8 +83,12 @@ FUNCTIONS[F.rms_norm] = FUNCTIONS[torch.rms_norm] = _rms_norm
 
 
 def _group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Lanes:
-    if rank_of(x) < 2 or _with_lanes(weight, bias):
+    if rank_of(x) < 2:
         raise Declined
+    if _with_lanes(weight, bias):
+        if value_of(x).shape[2] % num_groups:
+            raise Declined
+        return _spread(GroupNorm(num_groups, eps), x, weight, bias)
     return Lanes(for_all_images(torch.group_norm, value_of(x), num_groups, weight, bias, eps))
 
 
@@ -142,15 +159,26 @@ def _convolution(call: Callable, rank: int) -> Callable:
         x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
     ) -> Lanes:
         """x [N, C, *sp] or [C, *sp], weight [D, C / groups, *k], bias [D] -> [N, D, *sp_out] or [D, *sp_out]"""
-        if type(weight) is not Lanes:
+        if not _with_lanes(weight, bias):
             return shared(x, weight, bias, stride, padding, dilation, groups)
-        value, own = value_of(x), weight.value
-        if is_grad_enabled() and (value.requires_grad or own.requires_grad):
-            raise Declined  # the gradient of such a weight has faster forms than torch's
-        if value.dim() != rank + 3 or bias is not None or isinstance(padding, str) or value.dtype is not own.dtype:
+        value = value_of(x)
+        if isinstance(padding, str) or not rank + 2 <= value.dim() <= rank + 3:
             raise Declined
         steps = [for_each_dim(each, rank) for each in (stride, padding, dilation)]
-        return Lanes(convolution_with_own(value, own, (*steps, False, [0] * rank), groups))
+        options = (*steps, False, [0] * rank)
+        if type(weight) is Spread:
+            if value.dim() == rank + 3:
+                return _spread(Convolution(*options, groups), x, weight, bias)
+            out = _spread(Convolution(*options, groups), Lanes(value.unsqueeze(1)), weight, bias)
+            return Lanes(out.value.squeeze(1))
+        if type(weight) is not Lanes:
+            raise Declined
+        own = weight.value
+        if is_grad_enabled() and (value.requires_grad or own.requires_grad):
+            raise Declined  # the gradient of such a weight has faster forms than torch's
+        if value.dim() != rank + 3 or bias is not None or value.dtype is not own.dtype:
+            raise Declined
+        return Lanes(convolution_with_own(value, own, options, groups))
 
     return run
 
@@ -285,15 +313,15 @@ def _of_value(kind: type, names: str, call: Callable) -> None:
 def _of_rows(module: Any, value: Tensor) -> Tensor:
     if value.dim() < 2:
         raise Declined
-    own = module._parameters
-    return linear_of_torch(value, own["weight"], own["bias"])
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    if _with_lanes(weight, bias):
+        return _linear(Lanes(value), weight, bias).value
+    return linear_of_torch(value, weight, bias)
 
 
 def _normalized(module: Any, value: Tensor) -> Tensor:
     shape, own = module.normalized_shape, module._parameters
-    if len(shape) >= value.dim():
-        raise Declined
-    return torch.layer_norm(value, shape, own["weight"], own["bias"], module.eps)
+    return _layer_norm(Lanes(value), shape, own["weight"], own["bias"], module.eps).value
 
 
 _of_value(nn.GELU, "gelu", lambda module, value: _functions["gelu"](value, approximate=module.approximate))

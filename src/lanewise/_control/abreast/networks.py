@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lanewise._control.abreast.layers import Layer, linear_of_torch
+from lanewise._control.abreast.layers import Layer
 from lanewise._control.abreast.running import add, call
-from lanewise._control.abreast.values import Declined, Lanes, check_shared, value_of
+from lanewise._control.abreast.values import FUNCTIONS, Declined, Lanes, Spread, check_shared, has_lanes, value_of
 from lanewise._rules.batch.attention import attention_of_lanes
+from lanewise._rules.batch.spread import linear_of_torch
 from lanewise._torch_compat import is_grad_enabled
 
 
@@ -37,11 +38,10 @@ def _multihead_attention(
     heads, width = module.num_heads, module.head_dim
     weight, bias = module.in_proj_weight, module.in_proj_bias
     if query is key and key is value:
-        parts = linear_of_torch(_images(query, turned), weight, bias).unflatten(-1, (3, heads, width)).unbind(3)
+        parts = _linear(_images(query, turned), weight, bias).unflatten(-1, (3, heads, width)).unbind(3)
     else:
-        biases = (None, None, None) if bias is None else bias.chunk(3)
-        triples = zip((query, key, value), weight.chunk(3), biases, strict=True)
-        parts = [linear_of_torch(_images(x, turned), w, b).unflatten(-1, (heads, width)) for x, w, b in triples]
+        triples = zip((query, key, value), _thirds(weight), _thirds(bias), strict=True)
+        parts = [_linear(_images(x, turned), w, b).unflatten(-1, (heads, width)) for x, w, b in triples]
     q, k, v = [part.transpose(2, 3) for part in parts]
     mask = _additive(attn_mask, q.dtype)
     weights = None
@@ -54,10 +54,21 @@ def _multihead_attention(
     else:
         out = attention_of_lanes(q, k, v, mask, False, None)
     projection = module.out_proj
-    check_shared(projection.weight)
-    out = linear_of_torch(out.transpose(2, 3).flatten(3), projection.weight, projection.bias)
+    out = _linear(out.transpose(2, 3).flatten(3), projection.weight, projection.bias)
     out = out.squeeze(1) if rank == 2 else out
     return Lanes(out.transpose(1, 2) if turned else out), weights
+
+
+def _linear(value: Tensor, weight: Any, bias: Any) -> Tensor:
+    has_lanes((weight, bias))
+    return FUNCTIONS[linear_of_torch](Lanes(value), weight, bias).value
+
+
+def _thirds(parameter: Any) -> Any:
+    """The parts of a parameter that are for the query, the key and the value."""
+    if type(parameter) in (Lanes, Spread):
+        return [type(parameter)(part) for part in parameter.value.chunk(3, 1)]
+    return (None, None, None) if parameter is None else parameter.chunk(3)
 
 
 def _images(x: Lanes, turned: bool) -> Tensor:

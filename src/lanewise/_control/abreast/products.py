@@ -12,6 +12,7 @@ from lanewise._control.abreast.values import (
     METHODS,
     Declined,
     Lanes,
+    Spread,
     check_operand,
     dim_below,
     expanded,
@@ -21,6 +22,7 @@ from lanewise._control.abreast.values import (
     wrapped,
 )
 from lanewise._rules.batch.methods import PRODUCTS
+from lanewise._rules.batch.spread import Linear, apply, is_spread
 from lanewise._torch_compat import is_grad_enabled
 
 
@@ -28,6 +30,8 @@ def product(x: Any, y: Any) -> Lanes:
     """`x @ y`"""
     own, other = type(x) is Lanes, type(y) is Lanes
     a, b = x, y
+    if type(y) is Spread and own and a.value.dim() > 1 and y.value.dim() == 3:
+        return spread_product(x, Spread(y.value.mT), None)
     if own:
         a = x.value
     else:
@@ -57,6 +61,32 @@ def product(x: Any, y: Any) -> Lanes:
     if not fits:
         raise Declined
     return Lanes(torch.matmul(a, b))
+
+
+def spread_product(x: Any, weight: Spread, bias: Any) -> Lanes:
+    """`F.linear` of x [*S, n] with a weight [m, n] that is differentiated for each lane, and a bias [m] or None."""
+    value, own = value_of(x), weight.value
+    if own.dim() != 3 or value.dim() < 2 or value.dtype is not own.dtype:
+        raise Declined
+    return Lanes(apply(Linear(), value, own, spread_value(bias, value)))
+
+
+def spread_value(parameter: Any, like: Tensor) -> Tensor | None:
+    """A parameter of a layer, None or one for all lanes, as spread.py takes it."""
+    if parameter is None:
+        return None
+    if type(parameter) in (Lanes, Spread):
+        value = parameter.value
+        if not is_spread(value):
+            raise Declined
+    else:
+        check_operand(parameter)
+        if parameter.requires_grad:
+            raise Declined
+        value = parameter.expand(like.shape[0], *parameter.shape)
+    if value.dtype is not like.dtype:
+        raise Declined
+    return value
 
 
 def _of_ranks(left: int, right: int) -> Callable:

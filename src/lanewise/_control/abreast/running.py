@@ -319,7 +319,7 @@ def _module(module: nn.Module, kind: type, args: tuple, kwargs: dict) -> Any:
         if not layer.stands_for(kind):
             raise Declined
         for parameter in module._parameters.values():
-            if parameter is not None:
+            if isinstance(parameter, Tensor):
                 check_shared(parameter)
         return layer.run(module, *args, **kwargs)
     if kind is nn.Sequential and kind.forward is _forward_of_sequential:

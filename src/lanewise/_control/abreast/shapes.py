@@ -13,6 +13,7 @@ from lanewise._control.abreast.values import (
     METHODS,
     Declined,
     Lanes,
+    Spread,
     dim_below,
     dims_below,
     expanded,
@@ -27,6 +28,7 @@ from lanewise._control.abreast.values import (
 from lanewise._rules.batch.indexing import along
 from lanewise._rules.batch.operands import kept_lane_numbers
 from lanewise._rules.batch.picking import rows_at
+from lanewise._rules.batch.spread import Embedding, apply
 
 
 def view(*names: str) -> Callable[[Callable], Callable]:
@@ -395,9 +397,16 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Lanes:
-    if max_norm is not None or scale_grad_by_freq or sparse or has_lanes((weight,)):
+    if max_norm is not None or scale_grad_by_freq or sparse:
         raise Declined
-    return Lanes(F.embedding(value_of(input), weight, padding_idx))
+    value = value_of(input)
+    if type(weight) is Spread:
+        rows = weight.value.shape[1]
+        padding = -1 if padding_idx is None else padding_idx % rows
+        return Lanes(apply(Embedding(padding), value, weight.value))
+    if has_lanes((weight,)):
+        raise Declined
+    return Lanes(F.embedding(value, weight, padding_idx))
 
 
 FUNCTIONS[F.embedding] = _embedding

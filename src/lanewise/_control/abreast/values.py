@@ -41,6 +41,22 @@ class Lanes:
     __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = __reduce_ex__ = _declined  # type: ignore[assignment]
 
 
+class Spread:
+    """A matrix, or more, that all lanes share and that is differentiated for each: only layers and products take it.
+
+    Attributes:
+        value: The tensor, repeated for the lanes without a copy, `[B, *S]`.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise Declined
+
+
 NUMBERS = frozenset([bool, int, float, complex])
 
 
@@ -74,7 +90,7 @@ def has_lanes(things: Iterable[Any]) -> bool:
     found = False
     for thing in things:
         kind = type(thing)
-        if kind is Lanes:
+        if kind is Lanes or kind is Spread:
             found = True
         elif kind is list or kind is tuple:
             found = has_lanes(thing) or found
