@@ -233,6 +233,73 @@ def test_layers(name: str, planes: Planes) -> None:
     _same(found, wanted)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_in_shared_parameters(name: str, planes: Planes) -> None:
+    make, shape = LAYERS[name]
+    net = _made(make)
+    x = _numbers(3, *shape)
+    params = {key: p.detach() for key, p in net.named_parameters()}
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        out = functional_call(net, params, (x,))
+        return sum([each.sin().sum() for each in (out if isinstance(out, tuple) else (out,))])  # type: ignore[return-value]
+
+    def of_one(x: Tensor) -> tuple[Tensor, ...]:
+        leaves = {key: p.clone().requires_grad_() for key, p in params.items()}
+        return torch.autograd.grad(loss(leaves, x), list(leaves.values()))
+
+    if not params:
+        return
+    want = tuple(map(torch.stack, zip(*map(of_one, x))))
+    mapped = vmap(grad(loss), (None, 0))
+    for _ in range(CALLS):
+        found = mapped(params, x)
+        assert found.keys() == params.keys()
+        _same(tuple(found.values()), want)
+    # Of a norm without the other half, or a mask, the gradient of each lane is left to a plane.
+    assert (planes.of(lambda: mapped(params, x)) > 0) == (name == "rms norm")
+    both = vmap(grad_and_value(loss, argnums=(0, 1)), (None, 0))
+    for _ in range(CALLS):
+        (found, for_x), value = both(params, x)
+        _same(tuple(found.values()), want)
+    _same(value, torch.stack([loss(params, row) for row in x]))
+    leaf = x.clone().requires_grad_()
+    _same(for_x, torch.autograd.grad(sum(loss(params, row) for row in leaf), leaf)[0])  # type: ignore[arg-type]
+
+
+def test_gradients_in_shared_tensors_of_ones_own(planes: Planes) -> None:
+    def loss(params: tuple[Any, ...], x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        (weight, bias), table, scale = params
+        hidden = torch.tanh(x @ weight + bias) * scale
+        words = F.embedding(places, table, padding_idx=1).mean(0)
+        out = F.layer_norm(hidden + words, (4,), bias, None)
+        return (out * hidden[0]).sum(), out.detach()
+
+    params = ((_numbers(3, 4), _numbers(4, seed=1)), _numbers(6, 4, seed=2), torch.tensor(0.7, dtype=D))
+    x, places = _numbers(5, 2, 3, seed=3), _places(5, 4, below=6)
+
+    def of_one(x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        w, b, t, s = leaves = [p.clone().requires_grad_() for p in (*params[0], *params[1:])]
+        value, aux = loss(((w, b), t, s), x, places)
+        return *torch.autograd.grad(value, leaves), aux
+
+    want = _looped(of_one, x, places)
+    mapped = vmap(grad(loss, has_aux=True), (None, 0, 0))
+    for _ in range(CALLS):
+        (((w, b), t, s), aux) = mapped(params, x, places)
+        _same((w, b, t, s, aux), want)
+    assert planes.of(lambda: mapped(params, x, places)) == 0
+
+    def penalized(params: tuple[Any, ...], x: Tensor, places: Tensor) -> Tensor:
+        return loss(params, x, places)[0] + params[0][0].square().sum()  # what is no layer, of a matrix
+
+    plain = vmap(grad(penalized), (None, 0, 0))
+    for _ in range(CALLS):
+        (w, b), *_ = plain(params, x, places)
+        _same(w, want[0] + 2 * params[0][0])
+    assert planes.of(lambda: plain(params, x, places)) > 0
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3)])

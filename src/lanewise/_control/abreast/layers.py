@@ -20,8 +20,8 @@ from lanewise._control.abreast.values import (
     value_of,
 )
 from lanewise._rules.batch.attention import attention_of_lanes
-from lanewise._rules.batch.conv import convolution_with_own, for_each_dim
-from lanewise._rules.batch.layers import for_all_images
+from lanewise._rules.batch.conv import convolution_with_own
+from lanewise._rules.batch.layers import convolution_options, for_all_images
 from lanewise._rules.batch.linear import with_own_weights
 from lanewise._rules.batch.pooling import pooled
 from lanewise._rules.batch.spread import Convolution, GroupNorm, LayerNorm, apply, linear_of_torch
@@ -162,18 +162,17 @@ def _convolution(call: Callable, rank: int) -> Callable:
         if not _with_lanes(weight, bias):
             return shared(x, weight, bias, stride, padding, dilation, groups)
         value = value_of(x)
-        if isinstance(padding, str) or not rank + 2 <= value.dim() <= rank + 3:
+        if type(weight) not in (Lanes, Spread) or not rank + 2 <= value.dim() <= rank + 3:
             raise Declined
-        steps = [for_each_dim(each, rank) for each in (stride, padding, dilation)]
-        options = (*steps, False, [0] * rank)
+        own = weight.value
+        options = convolution_options(own.shape[3:], stride, padding, dilation)
+        if own.dim() != rank + 3 or options is None:
+            raise Declined
         if type(weight) is Spread:
             if value.dim() == rank + 3:
                 return _spread(Convolution(*options, groups), x, weight, bias)
             out = _spread(Convolution(*options, groups), Lanes(value.unsqueeze(1)), weight, bias)
             return Lanes(out.value.squeeze(1))
-        if type(weight) is not Lanes:
-            raise Declined
-        own = weight.value
         if is_grad_enabled() and (value.requires_grad or own.requires_grad):
             raise Declined  # the gradient of such a weight has faster forms than torch's
         if value.dim() != rank + 3 or bias is not None or value.dtype is not own.dtype:

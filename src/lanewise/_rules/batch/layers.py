@@ -110,21 +110,30 @@ def _convolve_with_own(
     """A convolution whose parameters have lanes."""
     if x.dim() not in (rank + 1, rank + 2) or weight.dim() != rank + 2 or not x.numel():
         return NotImplemented
-    stride, dilation = for_each_dim(stride, rank), for_each_dim(dilation, rank)
-    if padding == "valid":
-        padding = (0,)
-    elif padding == "same":
-        padding = [step * (taps - 1) / 2 for step, taps in zip(dilation, weight.shape[2:], strict=True)]
-        if any(each % 1 for each in padding) or any(step != 1 for step in stride):
-            return NotImplemented
-        padding = [int(each) for each in padding]
-    options = (stride, for_each_dim(padding, rank), dilation, False, [0] * rank, groups)
+    given = convolution_options(weight.shape[2:], stride, padding, dilation)
+    if given is None:
+        return NotImplemented
+    options = (*given, groups)
     found = spread_for(x, weight, bias)
     if found is not None:
         level, values = found
         return level.wrap(level.below(_of_images, Convolution(*options), x.value, x.dim() == rank + 2, *values))
     level = x.level if x.dim() == rank + 2 and _are_lanes(x, weight, bias) else None
     return NotImplemented if level is None else level.wrap(level.below(convolution, level, x, weight, bias, *options))
+
+
+def convolution_options(taps: Any, stride: Any, padding: Any, dilation: Any) -> tuple | None:
+    """The options of `aten.convolution` but for the groups; None where both sides are not padded alike."""
+    rank = len(taps)
+    stride, dilation = for_each_dim(stride, rank), for_each_dim(dilation, rank)
+    if padding == "valid":
+        padding = (0,)
+    elif padding == "same":
+        padding = [step * (extent - 1) / 2 for step, extent in zip(dilation, taps, strict=True)]
+        if any(each % 1 for each in padding) or any(step != 1 for step in stride):
+            return None
+        padding = [int(each) for each in padding]
+    return stride, for_each_dim(padding, rank), dilation, False, [0] * rank
 
 
 def _are_lanes(x: Any, *parameters: Any) -> bool:
