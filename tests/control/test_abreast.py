@@ -159,6 +159,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "rms norm": (lambda: nn.RMSNorm(6), (5, 6)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3)),
     "dropout that is off": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)).eval(), (6,)),
+    "batch norm that is off": (
+        lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Unflatten(-1, (1, 3)), nn.BatchNorm2d(4)).eval(),
+        (2, 4, 3),
+    ),
     "conv1d": (lambda: nn.Conv1d(4, 2, 3, padding="same"), (2, 4, 7)),
     "conv2d": (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1, groups=1), (3, 6, 6)),
     "conv3d": (lambda: nn.Conv3d(2, 2, 2), (1, 2, 3, 3, 3)),

@@ -55,7 +55,7 @@ both(
 both(
     "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow maximum minimum fmax "
     "fmin atan2 arctan2 hypot copysign eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
-    "bitwise_or bitwise_xor lerp addcmul addcdiv logaddexp logaddexp2 xlogy clamp clamp_min clamp_max",
+    "bitwise_or bitwise_xor lerp addcmul addcdiv logaddexp logaddexp2 xlogy clamp_min clamp_max",
     of_several,
 )
 for _function in (

@@ -1,6 +1,7 @@
 """Layers of networks for lanes abreast: as functions, and as modules of torch whose parameters all lanes share."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from lanewise._control.abreast.products import spread_product, spread_value
 from lanewise._control.abreast.values import (
     FUNCTIONS,
     LAYERS,
+    METHODS,
     Declined,
     Lanes,
     Spread,
     expanded,
+    has_lanes,
     lane_count,
     rank_of,
     value_of,
@@ -105,9 +108,16 @@ def _batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Lanes:
-    if training or rank_of(x) < 2 or _with_lanes(running_mean, running_var, weight, bias):
+    if training or rank_of(x) < 2 or _with_lanes(running_mean, running_var):
         raise Declined
-    return Lanes(for_all_images(F.batch_norm, value_of(x), running_mean, running_var, weight, bias, False, 0.1, eps))
+    apart = _with_lanes(weight, bias)
+    shared = (None, None) if apart else (weight, bias)
+    out = for_all_images(F.batch_norm, value_of(x), running_mean, running_var, *shared, False, 0.1, eps)
+    if not apart:
+        return Lanes(out)
+    ones = [1] * (out.dim() - 3)
+    scale, shift = [expanded(each, len(out)).view(len(out), 1, -1, *ones) for each in (weight, bias)]
+    return Lanes(out * scale + shift)
 
 
 FUNCTIONS[F.batch_norm] = _batch_norm
@@ -245,6 +255,12 @@ def _cross_entropy(
 FUNCTIONS[F.cross_entropy] = _cross_entropy
 
 
+def _of_ranks(ranks: tuple[int, ...], run: Callable, module: Any, x: Any) -> Lanes:
+    if rank_of(x) not in ranks:
+        raise Declined
+    return run(module, x)
+
+
 # --- modules ---------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +351,21 @@ Layer(
     "group_norm",
     lambda module, x: _group_norm(x, module.num_groups, module.weight, module.bias, module.eps),
 )
+
+
+def _evaluated(module: Any, x: Any) -> Lanes:
+    mean, var = module.running_mean, module.running_var
+    if module.training or mean is None or var is None:
+        raise Declined
+    has_lanes((mean, var))
+    return _batch_norm(x, mean, var, module.weight, module.bias, False, 0.1, module.eps)
+
+
+# With the number of dims that a batch has.
+for _kind, _ranks in ((nn.BatchNorm1d, (2, 3)), (nn.BatchNorm2d, (4,)), (nn.BatchNorm3d, (5,))):
+    Layer(_kind, "batch_norm", partial(_of_ranks, _ranks, _evaluated))
 Layer(nn.Dropout, "dropout", lambda module, x: FUNCTIONS[F.dropout](x, module.p, module.training, module.inplace))
+Layer(nn.Unflatten, "", lambda module, x: METHODS["unflatten"](x, module.dim, module.unflattened_size))
 Layer(nn.Flatten, "", lambda module, x: FUNCTIONS[torch.flatten](x, module.start_dim, module.end_dim))
 Layer(
     nn.Embedding,

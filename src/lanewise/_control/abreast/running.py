@@ -25,6 +25,7 @@ from lanewise._control.abreast.values import (
     NUMBERS,
     Declined,
     Lanes,
+    Spread,
     aligned,
     check_operand,
     check_shared,
@@ -110,7 +111,7 @@ def updated(old: Any, new: Any) -> Any:
 
 def python(x: Any) -> Any:
     """A value of Python that is asked what it is."""
-    if type(x) is Lanes:
+    if type(x) is Lanes or type(x) is Spread:
         raise Declined
     return x
 
@@ -280,7 +281,7 @@ def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
         for each in args:
             rounds(each)
         return func(*args, **kwargs)
-    if func is isinstance and type(args[0]) is Lanes:
+    if func is isinstance and type(args[0]) in (Lanes, Spread):
         return _is_of(args[1])
     if func is isinstance or func is callable:
         return func(*args)

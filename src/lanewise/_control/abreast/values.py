@@ -11,10 +11,30 @@ from lanewise._control.masking.vectors import Declined
 from lanewise._core.short.hot import PLAIN
 
 
-class Lanes:
-    """A tensor `[*S]` of each lane.
+def _declined(*_: Any) -> Any:
+    raise Declined
+
+
+class Spread:
+    """A matrix, or more, that all lanes share and that is differentiated for each: only layers and products take it.
 
     It is no tensor and has no methods: code that is not written for it (written.py) fails, and the call takes a plane.
+
+    Attributes:
+        value: The tensor, repeated for the lanes without a copy, `[B, *S]`.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = __reduce_ex__ = _declined  # type: ignore[assignment]
+    __getattr__ = __iter__ = __len__ = _declined
+
+
+class Lanes:
+    """A tensor `[*S]` of each lane, which is no tensor either.
 
     Attributes:
         value: The tensors of all lanes, `[B, *S]`.
@@ -35,26 +55,7 @@ class Lanes:
             raise Declined
         return self.value.shape[1]
 
-    def _declined(self, *_: Any) -> Any:
-        raise Declined
-
     __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = __reduce_ex__ = _declined  # type: ignore[assignment]
-
-
-class Spread:
-    """A matrix, or more, that all lanes share and that is differentiated for each: only layers and products take it.
-
-    Attributes:
-        value: The tensor, repeated for the lanes without a copy, `[B, *S]`.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def __getattr__(self, name: str) -> Any:
-        raise Declined
 
 
 NUMBERS = frozenset([bool, int, float, complex])
