@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from lanewise._control.abreast.running import NOT_PURE
 from lanewise._control.abreast.running import call as call_abreast
 from lanewise._control.abreast.values import FUNCTIONS, Declined
 from lanewise._control.runtime.callees import fn
@@ -121,6 +122,7 @@ def _called_abreast(
 
 
 FUNCTIONS[functional_call] = _called_abreast
+NOT_PURE.add(functional_call)
 
 
 def stack_module_state(models: Sequence[nn.Module] | nn.ModuleList) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -25,6 +25,8 @@ def of_one(call: Callable) -> Callable:
     def run(x: Any, /, *options: Any, **named: Any) -> Lanes:
         if options or named:
             without_tensors((*options, *named.values()))
+            if any(option is True for option in options):
+                raise Declined  # perhaps `inplace`
             if "inplace" in named or "out" in named or "memory_format" in named:
                 raise Declined
         return Lanes(call(value_of(x), *options, **named))

@@ -86,11 +86,10 @@ FUNCTIONS[F.rms_norm] = FUNCTIONS[torch.rms_norm] = _rms_norm
 
 
 def _group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Lanes:
-    if rank_of(x) < 2:
+    shape = value_of(x).shape[1:]
+    if len(shape) < 2 or shape[1] % num_groups or shape.numel() // num_groups < 2:
         raise Declined
     if _with_lanes(weight, bias):
-        if value_of(x).shape[2] % num_groups:
-            raise Declined
         return _spread(GroupNorm(num_groups, eps), x, weight, bias)
     return Lanes(for_all_images(torch.group_norm, value_of(x), num_groups, weight, bias, eps))
 
@@ -240,7 +239,7 @@ def _cross_entropy(
         raise Declined
     count = lane_count((input, target))
     scores, classes = expanded(input, count), expanded(target, count)
-    if classes.dtype is not torch.int64:
+    if classes.dtype is not torch.int64 or scores.dtype.itemsize < 4:
         raise Declined
     if rank == 1:
         each = F.cross_entropy(scores, classes, ignore_index=ignore_index, reduction="none")
@@ -269,20 +268,23 @@ class Layer:
 
     Attributes:
         run: `run(module, x)`
-        forward, used: What the class and F have to be for that: others may have been put in their place.
+        used: The functions of F that are called for it, by name.
+        methods: Those of the class that are, `forward` first.
     """
 
-    __slots__ = ("run", "forward", "used")
+    __slots__ = ("run", "used", "methods")
 
-    def __init__(self, kind: type, names: str, run: Callable) -> None:
+    def __init__(self, kind: type, names: str, run: Callable, methods: str = "") -> None:
         self.run = run
-        self.forward = kind.forward
         self.used = tuple([(name, _functions[name]) for name in names.split()])
+        self.methods = tuple([(name, getattr(kind, name)) for name in ("forward", *methods.split())])
         LAYERS[kind] = self
 
-    def stands_for(self, kind: type) -> bool:
-        if kind.forward is not self.forward:
-            return False
+    def stands_for(self, module: nn.Module, kind: type) -> bool:
+        """Whether nobody has put others in the place of these."""
+        for name, own in self.methods:
+            if getattr(kind, name) is not own or name in module.__dict__:
+                return False
         for name, function in self.used:
             if getattr(F, name) is not function:
                 return False
@@ -395,7 +397,7 @@ def _convolved(name: str) -> Callable:
 
 
 for _kind, _name in ((nn.Conv1d, "conv1d"), (nn.Conv2d, "conv2d"), (nn.Conv3d, "conv3d")):
-    Layer(_kind, _name, _convolved(_name))
+    Layer(_kind, _name, _convolved(_name), "_conv_forward")
 
 
 def _max_pooled(module: Any, x: Any) -> Lanes:

@@ -43,7 +43,7 @@ def _multihead_attention(
         triples = zip((query, key, value), _thirds(weight), _thirds(bias), strict=True)
         parts = [_linear(_images(x, turned), w, b).unflatten(-1, (heads, width)) for x, w, b in triples]
     q, k, v = [part.transpose(2, 3) for part in parts]
-    mask = _additive(attn_mask, q.dtype)
+    mask = _additive(attn_mask, q, k)
     weights = None
     if need_weights:
         scores = (q * math.sqrt(1 / width)) @ k.mT
@@ -79,19 +79,26 @@ def _images(x: Lanes, turned: bool) -> Tensor:
     return value.transpose(1, 2) if turned else value
 
 
-def _additive(mask: Any, dtype: torch.dtype) -> Tensor | None:
+def _additive(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:
     """A mask [L, S] that all share, true where nobody may look, as what is added to scores."""
     if mask is None:
         return None
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.requires_grad:
+    shape, dtype = (query.shape[-2], key.shape[-2]), query.dtype
+    if not isinstance(mask, Tensor) or mask.shape != shape or mask.requires_grad:
         raise Declined
     check_shared(mask)
+    if mask.dtype is dtype:
+        return mask
     if mask.dtype is not torch.bool:
-        return mask.to(dtype)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
+        raise Declined
+    return torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
-Layer(nn.MultiheadAttention, "multi_head_attention_forward", _multihead_attention)
+Layer(
+    nn.MultiheadAttention,
+    "multi_head_attention_forward scaled_dot_product_attention linear softmax",
+    _multihead_attention,
+)
 
 
 def _encoder_layer(
@@ -119,7 +126,7 @@ def _encoder_layer(
     return call(module.norm2, add(x, fed(x)))
 
 
-Layer(nn.TransformerEncoderLayer, "", _encoder_layer)
+Layer(nn.TransformerEncoderLayer, "", _encoder_layer, "_sa_block _ff_block")
 
 
 def _encoder(module: nn.TransformerEncoder, src: Any, mask: Any = None) -> Any:

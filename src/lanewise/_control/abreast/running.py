@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanewise._control.abreast import elementwise, layers, products, shapes, sums  # noqa: F401
@@ -42,6 +43,9 @@ bounds = slice
 _BASIC = frozenset(
     [*NUMBERS, *PLAIN, str, tuple, list, type(None), torch.Size, torch.dtype, torch.device, range, slice]
 )
+
+
+_VIEWS = ({}.keys(), {}.values(), {}.items())
 
 
 def _operator(call: Callable) -> Callable:
@@ -109,16 +113,34 @@ def updated(old: Any, new: Any) -> Any:
     return new
 
 
-def python(x: Any) -> Any:
-    """A value of Python that is asked what it is."""
+def itself(x: Any) -> Any:
+    """What is asked which object it is: lanes are others than the tensors that they stand for."""
     if type(x) is Lanes or type(x) is Spread:
         raise Declined
     return x
 
 
+def basic(x: Any) -> Any:
+    """What Python compares without calling code of the user's."""
+    if type(x) not in _BASIC and type(x) not in _ASKED:
+        raise Declined
+    return x
+
+
+def truth(x: Any) -> Any:
+    """What is asked whether it is true."""
+    kind = type(x)
+    if kind not in _BASIC and kind not in _ASKED and (hasattr(kind, "__bool__") or hasattr(kind, "__len__")):
+        raise Declined
+    return x
+
+
+_ASKED = frozenset([dict, set, frozenset, nn.ModuleList, nn.ModuleDict, nn.Sequential, *map(type, _VIEWS)])
+
+
 _ITERATED = frozenset(
-    [Lanes, list, tuple, dict, range, str, torch.Size, zip, enumerate, reversed]
-    + [type(view) for view in ({}.keys(), {}.values(), {}.items())]
+    [Lanes, list, tuple, dict, range, str, torch.Size]
+    + [type(view) for view in _VIEWS]
     + [nn.ModuleList, nn.ParameterList, nn.Sequential, *PLAIN]
 )
 
@@ -230,6 +252,8 @@ def method(x: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
             if type(arg) is not int:
                 has_lanes(args)
                 break
+        if kwargs:
+            has_lanes(kwargs.values())
         return run(x, *args, **kwargs)
     if kind in PLAIN:
         run = METHODS.get(name)
@@ -247,6 +271,9 @@ def method(x: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     return call(get(x, name), *args, **kwargs)
 
 
+# Functions that draw, write or call others, where no operand has lanes; and what tells that others write.
+NOT_PURE: set[Any] = {F.batch_norm, F.dropout, F.embedding, F.scaled_dot_product_attention}
+_WRITING = frozenset(["out", "inplace"])
 # Functions that have no effect; of lanes they are asked only what is here.
 _PURE = frozenset(
     [range, int, float, bool, str, min, max, abs, round, divmod, math.prod, torch.is_tensor, torch.finfo, torch.iinfo]
@@ -272,6 +299,8 @@ def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
     if run is not None:
         if has_lanes(args) or (kwargs and has_lanes(kwargs.values())):
             return run(*args, **kwargs)
+        if func in NOT_PURE or not _WRITING.isdisjoint(kwargs) or any(arg is True for arg in args):
+            raise Declined
         return _plain(func(*args, **kwargs))
     if kind is types.FunctionType:
         return own(func)(*args, **kwargs)
@@ -280,16 +309,20 @@ def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
     if func in _HOLDING:
         for each in args:
             rounds(each)
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        # (An iterator could be one from outside, wherever it is used.)
+        return found if func in _HOLDERS or func is len else tuple(found)
     if func is isinstance and type(args[0]) in (Lanes, Spread):
-        return _is_of(args[1])
+        return isinstance(args[0].value.detach(), args[1])
     if func is isinstance or func is callable:
         return func(*args)
     if func is builtins.sum:
         return _sum(*args, **kwargs)
     if func is builtins.abs and type(args[0]) is Lanes:
         return METHODS["abs"](args[0])
-    if func in _PURE and not has_lanes(args) and not has_lanes(kwargs.values()):
+    if func in _PURE and all(type(each) in _BASIC for each in (*args, *kwargs.values())):
+        if has_lanes(args) or has_lanes(kwargs.values()):
+            raise Declined
         return _plain(func(*args, **kwargs))
     raise Declined
 
@@ -307,29 +340,26 @@ def _plain(out: Any) -> Any:
     return out
 
 
-def _is_of(classes: Any) -> bool:
-    """`isinstance(x, classes)` of a tensor of one lane"""
-    return any(issubclass(Tensor, each) for each in (classes if type(classes) is tuple else (classes,)))
-
-
 def _module(module: nn.Module, kind: type, args: tuple, kwargs: dict) -> Any:
-    if kind.__call__ is not nn.Module.__call__ or has_module_hooks(module) or "forward" in module.__dict__:
+    if kind.__call__ is not nn.Module.__call__ or has_module_hooks(module):
         raise Declined
     layer = LAYERS.get(kind)
     if layer is not None:
-        if not layer.stands_for(kind):
+        if not layer.stands_for(module, kind):
             raise Declined
         for parameter in module._parameters.values():
             if isinstance(parameter, Tensor):
                 check_shared(parameter)
         return layer.run(module, *args, **kwargs)
     if kind is nn.Sequential and kind.forward is _forward_of_sequential:
+        if kwargs or "forward" in module.__dict__:
+            raise Declined
         (x,) = args
         for part in module._modules.values():
-            x = _module(part, type(part), (x,), kwargs) if isinstance(part, nn.Module) else call(part, x)
+            x = _module(part, type(part), (x,), {}) if isinstance(part, nn.Module) else call(part, x)
         return x
     forward = kind.forward
-    if type(forward) is not types.FunctionType:
+    if type(forward) is not types.FunctionType or "forward" in module.__dict__:
         raise Declined
     return own(forward)(module, *args, **kwargs)
 

@@ -253,6 +253,8 @@ METHODS["expand_as"] = _as_other
 
 def _joined(call: Callable, new_dim: bool) -> Callable:
     def run(tensors: Any, dim: int = 0) -> Lanes:
+        if type(tensors) not in (list, tuple):
+            raise Declined
         count = lane_count(tensors)
         values = [expanded(tensor, count) for tensor in tensors]
         if any(value.dim() != values[0].dim() or value.dtype is not values[0].dtype for value in values):

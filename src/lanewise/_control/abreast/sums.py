@@ -28,8 +28,6 @@ def _reducing(value: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor, list[int]
     rank = value.dim() - 1
     if not rank and dim in (None, 0, -1):
         return value.unsqueeze(1), [1], False
-    if dim == ():
-        raise Declined
     return value, list(range(1, rank + 1)) if dim is None else dims_below(dim, rank), keepdim
 
 
@@ -193,6 +191,8 @@ def _loss(call: Callable) -> Callable:
         if reduction not in ("mean", "sum", "none") or not options.keys() <= {"beta", "delta"}:
             raise Declined
         a, b = aligned((x, target), (x, target))
+        if not a.is_floating_point():
+            raise Declined
         if rank_of(x) != rank_of(target) or a.shape[1 - a.dim() :] != b.shape[1 - a.dim() :] or a.dtype is not b.dtype:
             raise Declined  # torch warns
         each = call(a, b, reduction="none", **options)

@@ -175,8 +175,8 @@ def dims_below(dims: Any, rank: int) -> list[int]:
     """The same for one dim or several."""
     if type(dims) is int:
         return [dim_below(dims, rank)]
-    if type(dims) not in (tuple, list):
-        raise Declined
+    if type(dims) not in (tuple, list) or not dims:
+        raise Declined  # of no dims, some operations take all
     return [dim_below(dim, rank) for dim in dims]
 
 

@@ -43,17 +43,14 @@ _OPERATORS: dict[type, str] = {
     ast.Invert: "invert",
 }
 # What is left as it is, but for what is in it.
-_STATEMENTS = (ast.If, ast.While, ast.Return, ast.Pass, ast.Break, ast.Continue)
+_STATEMENTS = (ast.Return, ast.Pass, ast.Break, ast.Continue)
 _EXPRESSIONS = (
     ast.Name,
     ast.Constant,
     ast.Tuple,
     ast.List,
     ast.Dict,
-    ast.BoolOp,
-    ast.IfExp,
     ast.NamedExpr,
-    ast.Starred,
     ast.ListComp,
     ast.GeneratorExp,
     ast.DictComp,
@@ -144,7 +141,30 @@ class _Writer(ast.NodeTransformer):
         raise Unsupported("a statement whose value nobody uses")
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        return ast.Assign([self._target(target) for target in node.targets], self.visit(node.value))
+        value = self.visit(node.value)
+        if not isinstance(node.value, (ast.Tuple, ast.List)) and not all(
+            isinstance(target, (ast.Name, ast.Subscript)) for target in node.targets
+        ):
+            value = _asks("rounds", value)
+        return ast.Assign([self._target(target) for target in node.targets], value)
+
+    def visit_Starred(self, node: ast.Starred) -> ast.expr:
+        return ast.Starred(_asks("rounds", self.visit(node.value)), node.ctx)
+
+    def visit_If(self, node: ast.If | ast.While) -> ast.stmt:
+        body, orelse = [[self.visit(each) for each in part] for part in (node.body, node.orelse)]
+        return type(node)(self._truth(node.test), body, orelse)
+
+    visit_While = visit_If
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        return ast.IfExp(self._truth(node.test), self.visit(node.body), self.visit(node.orelse))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        return ast.BoolOp(node.op, [*map(self._truth, node.values[:-1]), self.visit(node.values[-1])])
+
+    def _truth(self, node: ast.expr) -> ast.expr:
+        return _asks("truth", self.visit(node))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         if node.value is None:
@@ -175,22 +195,26 @@ class _Writer(ast.NodeTransformer):
         if node.is_async:
             raise Unsupported("an asynchronous loop")
         rounds = _asks("rounds", self.visit(node.iter))
-        return ast.comprehension(self._target(node.target), rounds, [self.visit(each) for each in node.ifs], 0)
+        return ast.comprehension(self._target(node.target), rounds, [self._truth(each) for each in node.ifs], 0)
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        return ast.Assert(self.visit(node.test), None)  # where it fails, the lanes are run anew
+        return ast.Assert(self._truth(node.test), None)  # where it fails, the lanes are run anew
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
         return ast.Raise(attribute(RUNTIME, "Declined"), None)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         args = [self.visit(arg) for arg in node.args]
-        keywords = [ast.keyword(each.arg, self.visit(each.value)) for each in node.keywords]
+        keywords = [ast.keyword(each.arg, self._keyword(each)) for each in node.keywords]
         func = node.func
         if isinstance(func, ast.Attribute):
             given = [self.visit(func.value), ast.Constant(func.attr), *args]
             return ast.Call(attribute(RUNTIME, "method"), given, keywords)
         return ast.Call(attribute(RUNTIME, "call"), [self.visit(func), *args], keywords)
+
+    def _keyword(self, node: ast.keyword) -> ast.expr:
+        value = self.visit(node.value)
+        return value if node.arg is not None else _asks("rounds", value)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         return _asks("get", self.visit(node.value), ast.Constant(node.attr))
@@ -200,16 +224,16 @@ class _Writer(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         if isinstance(node.op, ast.Not):
-            return ast.UnaryOp(node.op, self.visit(node.operand))
+            return ast.UnaryOp(node.op, self._truth(node.operand))
         return _asks(_operator_name(node.op), self.visit(node.operand))
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         left, right, kind = self.visit(node.left), [self.visit(each) for each in node.comparators], node.ops[0]
         if len(node.ops) > 1 or isinstance(kind, (ast.In, ast.NotIn)):
-            return ast.Compare(_asks("python", left), node.ops, [_asks("python", each) for each in right])
+            return ast.Compare(_asks("basic", left), node.ops, [_asks("basic", each) for each in right])
         if isinstance(kind, (ast.Is, ast.IsNot)):
             if not any(isinstance(each, ast.Constant) for each in (left, right[0])):
-                left, right = _asks("python", left), [_asks("python", right[0])]
+                left, right = _asks("itself", left), [_asks("itself", right[0])]
             return ast.Compare(left, node.ops, right)
         return _asks(_operator_name(kind), left, right[0])
 
