@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanewise import functional_call, grad, hessian, jacfwd, jacrev, vmap
+from lanewise._control.abreast import layers
 from lanewise._core.recording import passes
 from lanewise._core.short import hot
 from lanewise._rules.batch import linear
@@ -245,11 +246,12 @@ def test_what_nobody_asks_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -
 def test_a_shared_input_is_one_operation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple] = []
 
-    def counted(*args: object, own: Callable = linear._with_own_weights) -> object:
+    def counted(*args: object, own: Callable = linear.with_own_weights) -> object:
         taken.append(args)
         return own(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(linear, "_with_own_weights", counted)
+    for module in (linear, layers):
+        monkeypatch.setattr(module, "with_own_weights", counted)
     x, weights, biases = _random(5, IN), _random(LANES, OUT, IN, seed=1), _random(LANES, OUT, seed=2)
     out = vmap(F.linear, in_dims=(None, 0, 0))(x, weights, biases)
     torch.testing.assert_close(out, torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases)]))

@@ -147,9 +147,10 @@ _ITERATED = frozenset(
 
 def rounds(x: Any) -> Any:
     """What a loop goes through; an iterator from outside would be used up."""
-    if type(x) not in _ITERATED and not (type(x) is types.GeneratorType and RUNTIME in x.gi_code.co_freevars):
-        raise Declined
-    return x
+    kind = type(x)
+    if kind in _ITERATED or _is_record(kind) or (kind is types.GeneratorType and RUNTIME in x.gi_code.co_freevars):
+        return x
+    raise Declined
 
 
 _HOLDERS = frozenset(
@@ -174,7 +175,7 @@ def item(x: Any, index: Any) -> Any:
 
 def _is_record(kind: type) -> bool:
     """Whether it is a named tuple, or one of torch's."""
-    return issubclass(kind, tuple) and kind.__getitem__ is tuple.__getitem__
+    return issubclass(kind, tuple) and kind.__getitem__ is tuple.__getitem__ and kind.__iter__ is tuple.__iter__
 
 
 _TENSOR_ATTRIBUTES = frozenset("shape dtype device ndim T mT requires_grad layout is_cuda".split())

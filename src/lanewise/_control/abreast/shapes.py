@@ -310,7 +310,8 @@ def item(x: Any, index: Any) -> Any:
     if not all(lanes) or any(number.dim() != numbers[0].dim() for number in numbers):
         raise Declined
     if isinstance(x, Tensor):
-        return Lanes(x[tuple(places)])
+        found = rows_at(x, numbers, False) if len(numbers) == len(places) else None
+        return Lanes(x[tuple(places)] if found is None else found)
     value = value_of(x)
     found = rows_at(value, numbers, True) if len(numbers) == len(places) else None
     return Lanes(value[(_lane_numbers(value, numbers[0].dim()), *places)] if found is None else found)

@@ -21,6 +21,7 @@ from lanewise._control.abreast.values import (
     wrapped,
 )
 from lanewise._rules.batch.ranking import greatest_of_rows, sort_rows
+from lanewise._torch_compat import is_grad_enabled
 
 
 def _reducing(value: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor, list[int], bool]:
@@ -151,8 +152,15 @@ FUNCTIONS[F.softmax] = _softmax_of_layers(torch.softmax)
 FUNCTIONS[F.log_softmax] = _softmax_of_layers(torch.log_softmax)
 
 
+def _unrecorded(x: Any) -> Tensor:
+    value = value_of(x)
+    if value.requires_grad and is_grad_enabled():
+        raise Declined  # on a plane, many rows are sorted at once all the same
+    return value
+
+
 def _sort(x: Any, dim: int = -1, descending: bool = False, *, stable: bool = False) -> Any:
-    value, below = value_of(x), dim_below(dim, rank_of(x))
+    value, below = _unrecorded(x), dim_below(dim, rank_of(x))
     found = sort_rows(value, below, descending, stable=stable)
     if found is None:
         found = torch.sort(value, dim=below, descending=descending, stable=stable)
@@ -160,11 +168,11 @@ def _sort(x: Any, dim: int = -1, descending: bool = False, *, stable: bool = Fal
 
 
 def _argsort(x: Any, dim: int = -1, descending: bool = False, *, stable: bool = False) -> Any:
-    return _sort(x, dim, descending, stable=stable)[1]
+    return _sort(Lanes(value_of(x).detach()), dim, descending, stable=stable)[1]
 
 
 def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    value, below = value_of(x), dim_below(dim, rank_of(x))
+    value, below = _unrecorded(x), dim_below(dim, rank_of(x))
     found = greatest_of_rows(value, k, below, largest, sorted)
     if found is None:
         found = torch.topk(value, k, below, largest, sorted)
