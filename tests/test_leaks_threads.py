@@ -229,7 +229,7 @@ def test_the_number_of_tensors_does_not_grow(run):
     before = _live_tensors()
     for _ in range(20):
         run(f)
-    assert _live_tensors() == before
+    assert _live_tensors() <= before  # what other tests have left may go meanwhile
 
 
 def test_an_input_is_free_once_its_owner_lets_go():
