@@ -3,7 +3,7 @@
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,38 +13,13 @@ from torch import Tensor, nn
 
 from lanewise import functional_call, grad, grad_and_value, jacrev, vmap
 from lanewise._control.abreast.values import state
-from lanewise._core.batch import BatchLevel
+from tests.control.planes import Planes
 from tests.control.tensor_programs import EXPRESSIONS, expression_program, tensor_program
 
 FULL = bool(os.environ.get("LANEWISE_FULL"))
 
 D = torch.float64
 CALLS = 4
-
-
-class Planes:
-    """Counts the planes of lanes that open."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def of(self, run: Callable[[], Any]) -> int:
-        before = self.count
-        run()
-        return self.count - before
-
-
-@pytest.fixture
-def planes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planes]:
-    found = Planes()
-    begin = BatchLevel.__init__
-
-    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
-        found.count += 1
-        begin(self, *args, **kwargs)
-
-    monkeypatch.setattr(BatchLevel, "__init__", counted)
-    yield found
 
 
 def _numbers(*shape: int, seed: int = 0, dtype: torch.dtype = D) -> Tensor:
