@@ -762,10 +762,30 @@ def test_effects_happen_once(f: Callable) -> None:
             _same(*results)
 
 
+def test_parts_that_are_unpacked_further(planes: Planes) -> None:
+    def f(x: Tensor) -> Tensor:
+        whole = a, (b, *c) = x, (x.sin(), 2.0, 3.0)
+        for k, (p, q) in enumerate([(a, b), (b, c[0])]):
+            a = a + k * p * q
+        return a + sum(p * q[0] for p, q in [(x, whole[1])])
+
+    x = _numbers(3, 2)
+    for _ in range(CALLS):
+        _same(vmap(f)(x), _looped(f, x))
+    assert planes.of(lambda: vmap(f)(x)) == 0
+
+
 def test_iterators_that_are_arguments() -> None:
     def unpacks(x: Tensor, it: Any) -> Tensor:
         a, b = it
         return x * a + b
+
+    def unpacks_within(x: Tensor, it: Any) -> Tensor:
+        y, (a, b) = x, it
+        return y * a + b
+
+    def unpacks_in_a_round(x: Tensor, it: Any) -> Tensor:
+        return sum(x * c * a + b for c, (a, b) in [(2.0, it)])
 
     def spreads(x: Tensor, it: Any) -> Tensor:
         return x * len([*it])
@@ -781,6 +801,8 @@ def test_iterators_that_are_arguments() -> None:
     x = _numbers(1, 2, 4)
     for f, make in (
         (unpacks, lambda: iter([2.0, 3.0])),
+        (unpacks_within, lambda: iter([2.0, 3.0])),
+        (unpacks_in_a_round, lambda: iter([2.0, 3.0])),
         (spreads, lambda: iter([2.0, 3.0])),
         (counts, lambda: enumerate([2.0, 3.0])),
         (asks, lambda: iter([2.0, 3.0])),

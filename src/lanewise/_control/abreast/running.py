@@ -153,6 +153,24 @@ def rounds(x: Any) -> Any:
     raise Declined
 
 
+def unpacked(x: Any, pattern: tuple) -> Any:
+    """What is unpacked to variables. `pattern`: None for each of them, and such a tuple for one unpacked further."""
+    parts = rounds(x)
+    if all(inner is None for inner in pattern):
+        return parts
+    if type(parts) is types.GeneratorType:
+        raise Declined
+    for part, inner in zip(parts, pattern):
+        if inner is not None:
+            unpacked(part, inner)
+    return parts
+
+
+def unpacked_rounds(x: Any, pattern: tuple) -> Any:
+    """What a loop goes through, unpacking each."""
+    return (unpacked(each, pattern) for each in rounds(x))
+
+
 _HOLDERS = frozenset(
     [list, tuple, dict, str, range, torch.Size, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.Sequential]
 )

@@ -110,6 +110,27 @@ def _asks(name: str, *args: ast.expr) -> ast.expr:
     return call(attribute(RUNTIME, name), *args)
 
 
+def _pattern(target: ast.expr) -> tuple | None:
+    """For each variable of a target None, and for what is unpacked further such a tuple."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return None
+    pattern = tuple(map(_pattern, target.elts))
+    if any(each is not None for each in pattern) and any(isinstance(each, ast.Starred) for each in target.elts):
+        raise Unsupported("an assignment that unpacks at unknown places")
+    return pattern
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> ast.expr:
+    """The value (rewritten), with a question for each part that the target unpacks."""
+    pattern = _pattern(target)
+    if pattern is None:
+        return value
+    parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else ()
+    if len(parts) == len(pattern) and not any(isinstance(each, ast.Starred) for each in (*parts, *target.elts)):
+        return ast.Tuple(list(map(_unpacked, target.elts, parts)), ast.Load())
+    return _asks("unpacked", value, ast.Constant(pattern))
+
+
 class _Writer(ast.NodeTransformer):
     """Rewrites statements and expressions. `own`: variables of lists and dictionaries that nobody else has."""
 
@@ -142,10 +163,8 @@ class _Writer(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         value = self.visit(node.value)
-        if not isinstance(node.value, (ast.Tuple, ast.List)) and not all(
-            isinstance(target, (ast.Name, ast.Subscript)) for target in node.targets
-        ):
-            value = _asks("rounds", value)
+        for target in node.targets:
+            value = _unpacked(target, value)
         return ast.Assign([self._target(target) for target in node.targets], value)
 
     def visit_Starred(self, node: ast.Starred) -> ast.expr:
@@ -189,13 +208,19 @@ class _Writer(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.stmt:
         body = [self.visit(each) for each in node.body]
         orelse = [self.visit(each) for each in node.orelse]
-        return ast.For(self._target(node.target), _asks("rounds", self.visit(node.iter)), body, orelse)
+        return ast.For(self._target(node.target), self._rounds(node), body, orelse)
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         if node.is_async:
             raise Unsupported("an asynchronous loop")
-        rounds = _asks("rounds", self.visit(node.iter))
-        return ast.comprehension(self._target(node.target), rounds, [self._truth(each) for each in node.ifs], 0)
+        ifs = [self._truth(each) for each in node.ifs]
+        return ast.comprehension(self._target(node.target), self._rounds(node), ifs, 0)
+
+    def _rounds(self, node: ast.For | ast.comprehension) -> ast.expr:
+        pattern = _pattern(node.target)
+        if pattern is None:
+            return _asks("rounds", self.visit(node.iter))
+        return _asks("unpacked_rounds", self.visit(node.iter), ast.Constant(pattern))
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         return ast.Assert(self._truth(node.test), None)  # where it fails, the lanes are run anew
