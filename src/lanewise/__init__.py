@@ -3,6 +3,7 @@
 import lanewise._control
 import lanewise._core.functions.function
 import lanewise._core.python.legacy
+import lanewise._core.python.reshaped
 import lanewise._core.python.scripted
 import lanewise._core.python.surface
 import lanewise._core.recording.autograd

@@ -59,12 +59,15 @@ class Plane(Tensor):
             once the parent is lifted. None otherwise. On lifted tensors it counts for nothing, and is left unset but
             for `()` where the value is that of another wrapper, too.
         captured: Whether it is a leaf of a transform that is an alias of a tensor from outside the function.
+        reshaped: Where it was given another shape in place, what stands for it as it was at first, which its views of
+            that time are views of, and as it is now.
     """
 
     __slots__ = ("value", "level", "origin")
     __torch_function__ = disabled_torch_function  # type: ignore[assignment]
     is_plane = True
     captured = False
+    reshaped: tuple | None = None
     value: Tensor
     level: Any
     origin: tuple | None
@@ -281,7 +284,7 @@ def escaped(level: Level, func: Any) -> EscapedTensorError:
 
 def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> Plane:
     """Give `wrapper` the metadata and value of `like`, the result of the out-of-place twin of an in-place view."""
-    _check_refit(wrapper)
+    check_refit(wrapper)
     grad_mode = torch.is_grad_enabled()
     set_grad_enabled(False)
     try:
@@ -295,17 +298,28 @@ def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> 
 
 def regrow(wrapper: Plane, like: Plane) -> Plane:
     """The same where it grows: a wrapper's storage is as large as its first shape, so that no operation can do that."""
-    _check_refit(wrapper)
+    check_refit(wrapper)
     Tensor.data.__set__(wrapper, like)  # type: ignore[attr-defined]
     wrapper.level.copy_slots(wrapper, like)
     return wrapper
 
 
-def _check_refit(wrapper: Plane) -> None:
+def check_refit(wrapper: Plane) -> None:
+    """Before the shape of a wrapper changes in place: its levels may have lanes that have parted."""
     part: Any = wrapper
     while isinstance(part, Plane):
         part.level.check_refit(part)
         part = part.value
+
+
+def begins_at(wrapper: Any) -> int:
+    """The storage offset of one lane's tensor, from where the memory of the lane begins."""
+    value = wrapper.value
+    start = int(value.storage_offset())
+    if not getattr(wrapper, "mapped", False):
+        return start
+    step: int = value.stride(0)
+    return start % step if step else start
 
 
 def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:
@@ -332,6 +346,8 @@ def sync(wrapper: Plane) -> None:
     parent, func, args, kwargs, index = origin
     if not isinstance(parent, Plane):
         return
+    if parent.reshaped is not None:
+        parent = parent.reshaped[0]
     if hasattr(parent, "replaced"):
         parent = _of_its_memory(wrapper, parent)
     sync(parent)
@@ -423,6 +439,8 @@ def lift(wrapper: Plane, writes: bool = True) -> None:
 
 def wrap_unlifted(level: Any, func: Any, args: tuple, kwargs: dict, out: Any) -> Any:
     """Wrap the results of an operation on unlifted tensors; views remember how they were taken."""
+    if func.is_view and getattr(args[0], "reshaped", None) is not None:
+        args = (args[0].reshaped[1], *args[1:])
     if isinstance(out, Tensor):
         origin = (args[0], func, args[1:], kwargs, None) if func.is_view else None
         return level.adopt(out, origin)

@@ -110,7 +110,7 @@ def _asks(name: str, *args: ast.expr) -> ast.expr:
     return call(attribute(RUNTIME, name), *args)
 
 
-def _pattern(target: ast.expr) -> tuple | None:
+def _pattern(target: ast.expr) -> Any:
     """For each variable of a target None, and for what is unpacked further such a tuple."""
     if not isinstance(target, (ast.Tuple, ast.List)):
         return None
@@ -122,9 +122,9 @@ def _pattern(target: ast.expr) -> tuple | None:
 
 def _unpacked(target: ast.expr, value: ast.expr) -> ast.expr:
     """The value (rewritten), with a question for each part that the target unpacks."""
-    pattern = _pattern(target)
-    if pattern is None:
+    if not isinstance(target, (ast.Tuple, ast.List)):
         return value
+    pattern = _pattern(target)
     parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else ()
     if len(parts) == len(pattern) and not any(isinstance(each, ast.Starred) for each in (*parts, *target.elts)):
         return ast.Tuple(list(map(_unpacked, target.elts, parts)), ast.Load())

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.interleaved import begin_in_front_of
-from lanewise._core.plane import regrow, tracked
+from lanewise._core.plane import begins_at, regrow, tracked
 from lanewise._core.python.factories import route_past
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import joined_path
@@ -214,7 +214,7 @@ def _within_lane(x: BatchTensor, size, stride, storage_offset) -> bool:
     """Whether `as_strided` reads elements of its own lane only."""
     value = x.value
     own = value.stride()[1:]
-    if storage_offset and value.storage_offset():
+    if storage_offset is not None and begins_at(x):
         return False
     if any(step < 0 for step in stride) or len(size) != len(stride):
         return True  # torch's own error follows
@@ -239,6 +239,7 @@ def _require_within_lane(x, size, stride, storage_offset) -> None:
                 f"vmap: as_strided(size={list(size)}, stride={list(stride)}, storage_offset={storage_offset}) on a "
                 f"lane of shape {list(x.shape)} with strides {list(x.stride())} reads memory that is not its own: "
                 "lanes lie interleaved, or the tensor is a slice of another",
+                "x.as_strided(size, stride)                                       # from where x begins\n"
                 "x.clone(memory_format=torch.contiguous_format).as_strided(...)   # strides of a tensor of its own\n"
                 "x.unfold(dim, size, step)                                        # for windows",
             )

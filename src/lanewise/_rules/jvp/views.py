@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel, lay_out
-from lanewise._core.plane import refit, refit_in_place, regrow
+from lanewise._core.plane import begins_at, recorded, refit, refit_in_place, regrow
 from lanewise._core.recording.saved import cuts_all_planes
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
+from lanewise.errors import TransformError, at_user_line
 
 aten = torch.ops.aten
 
@@ -59,6 +60,14 @@ def _as_real(value):
 @jvp_rule(aten.as_strided.default)
 def as_strided(level, x, size, stride, storage_offset=None):
     """The same elements of the tangent, whose memory may begin elsewhere"""
+    if storage_offset is not None and recorded(x) and begins_at(x):
+        raise TransformError(
+            at_user_line(
+                f"jvp: as_strided from storage offset {storage_offset} of a tensor that begins at {begins_at(x)} has "
+                "no derivative",
+                "x.as_strided(size, stride)  # from where x begins",
+            )
+        )
     if type(x.value) is not Tensor or x.tangent.stride() != x.value.stride():
         lay_out(x)
     shift = x.tangent.storage_offset() - x.value.storage_offset()
