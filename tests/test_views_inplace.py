@@ -523,3 +523,33 @@ def test_a_lazy_conjugate_that_is_resolved_is_a_copy():
     assert torch.equal(vmap(vmap(f))(xs[None])[0], want)
     assert torch.equal(jvp(vmap(f), (xs,), (xs,))[0], want)
     _slopes_as_the_loop(lambda x: (f(x),), xs)
+
+
+DETACHED = {
+    "written after": lambda y, d, x: y.mul_(x.sum()),
+    "an element written after": lambda y, d, x: y.__setitem__(0, x[0] * x[1]),
+    "written through": lambda y, d, x: d.mul_(x.sum()),
+    "both written": lambda y, d, x: (y.__setitem__(0, x[0] * x[1]), d.mul_(2)),
+    "a view written": lambda y, d, x: y[1:].copy_(x[:2] ** 2),
+}
+
+
+@pytest.mark.parametrize("write", DETACHED)
+@pytest.mark.parametrize("make", ["made inside", "computed"])
+@pytest.mark.parametrize("of_view", [False, True])
+def test_what_is_detached_has_the_values_that_are_written_and_no_history(write: str, make: str, of_view: bool):
+    def f(x):
+        y = torch.ones(3, dtype=torch.float64) if make == "made inside" else x * 2
+        d = (y.view(3, 1) if of_view else y).detach()
+        part = d[1:]
+        DETACHED[write](y, d, x)
+        return (d.sin() ** 2).sum() + (part * x[0]).sum() * y[0] + x.sum()
+
+    xs = _x()
+    for _ in range(3):
+        assert_same(vmap(f)(xs), loop_vmap(f)(xs))
+        want = torch.stack([torch.autograd.functional.jacobian(f, x) for x in xs])
+        assert_same(vmap(grad(f))(xs), want)
+        assert_same(vmap(vmap(grad(f)))(xs[None])[0], want)
+        assert_same(grad(lambda xs: vmap(f)(xs).sum())(xs), want)
+        assert_same(grad(lambda xs: vmap(vmap(f))(xs[None]).sum())(xs), want)

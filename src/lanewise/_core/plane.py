@@ -219,6 +219,11 @@ def detached(tensor: Tensor) -> Tensor:
         return tensor.detach()
 
 
+def cut(value: Tensor) -> Tensor:
+    """`detached` by a user: without history on any plane."""
+    return value.detach() if isinstance(value, Plane) else detached(value)
+
+
 def without_history(tensor: Tensor) -> Tensor:
     """`detached`, but for the tangent of torch's own forward mode, which stays."""
     if forward_level() < 0 or isinstance(tensor, Plane):
@@ -335,6 +340,10 @@ def new_wrapper(kind: type, value: Tensor, shape: Any, strides: Any) -> Any:
     return make_wrapper(kind, shape, strides, None, None, value.dtype, torch.strided, value.device)
 
 
+# In place of an index in `origin`: a view without the history that its parent has on the planes below.
+CUT = object()
+
+
 def sync(wrapper: Plane) -> None:
     """Bring an unlifted view up to date: if its parent was lifted since, the view is taken again."""
     level = wrapper.level
@@ -354,7 +363,9 @@ def sync(wrapper: Plane) -> None:
     if level.lifted(parent):
         with at_home(parent), keep_history(wrapper.value):
             view = level.interpret(func, (parent, *args), kwargs, [parent])
-        level.copy_slots(wrapper, view if index is None else view[index])
+            if index is CUT:
+                view.value = level.below(cut, view.value)
+        level.copy_slots(wrapper, view if index is None or index is CUT else view[index])
 
 
 def _of_its_memory(wrapper: Any, parent: Any) -> Any:

@@ -21,7 +21,18 @@ from lanewise._core.level import current_level, note_autograd, on_plane
 from lanewise._core.parting.joins import can_settle, given_to_running, innermost, rows_of, settle, share_no_attribute
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.unasked import note_question
-from lanewise._core.plane import Plane, detached, escaped, is_lazy_conjugate, own_node, recorded, sync, tracked
+from lanewise._core.plane import (
+    CUT,
+    Plane,
+    cut,
+    detached,
+    escaped,
+    is_lazy_conjugate,
+    own_node,
+    recorded,
+    sync,
+    tracked,
+)
 from lanewise._core.python.arrays import hand_out
 from lanewise._core.python.floats import check_float
 from lanewise._core.python.plain_data import from_around, set_data
@@ -230,11 +241,11 @@ class Surface:
         """Without history on any plane, and without a tangent; the memory is shared."""
         if packing.now:
             return _torch_detach(self)  # type: ignore[arg-type]
-        return _cut_below(self, _torch_detach(self), self.level.below(_detach, self.value))  # type: ignore[arg-type]
+        return _cut_below(self, _torch_detach(self), self.level.below(cut, self.value))  # type: ignore[arg-type]
 
     def detach_(self) -> Any:
         """`detach` in place."""
-        return _cut_below(self, Tensor.detach_(self), self.level.below(_detach, self.value))  # type: ignore[arg-type]
+        return _cut_below(self, Tensor.detach_(self), self.level.below(cut, self.value))  # type: ignore[arg-type]
 
     # --- history ---------------------------------------------------------------------------------------------------
 
@@ -360,10 +371,6 @@ def _is_tracked_below(wrapper: Any) -> bool:
     return not recorded(wrapper) and tracked(wrapper)
 
 
-def _detach(value: Tensor) -> Tensor:
-    return value.detach() if isinstance(value, Plane) else detached(value)
-
-
 def _way_from(wrapper: Any, alias: Any) -> list | None:
     """The operations by which an alias takes its values from a wrapper, outermost first; None where it does not."""
     way = []
@@ -393,7 +400,7 @@ def agreed(wrapper: Any) -> Tensor | None:
 
 
 def _first_if_same(value: Tensor) -> Tensor | None:
-    value = _detach(value)
+    value = cut(value)
     if value.shape[0] == 0:
         return value.new_zeros(value.shape[1:])
     first = value[0]
@@ -407,7 +414,7 @@ def _cut_below(wrapper: Any, fresh: Any, value: Tensor) -> Any:
         fresh.tangent, fresh.origin = None, None
     elif not wrapper.level.lifted(wrapper) and fresh is not wrapper:
         # A lane value written into the alias must reach the tensor itself.
-        fresh.origin = (wrapper, aten.detach.default, (), {}, None)
+        fresh.origin = (wrapper, aten.detach.default, (), {}, CUT)
     fresh.value = value
     return fresh
 

@@ -281,10 +281,14 @@ def begin_history(tensor: Any) -> None:
     if not is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
         return
     note_autograd()
-    if tensor._is_view():
-        tensor.requires_grad_()
-    else:
+    base = tensor._base
+    if base is None:
         apply_plainly(_Begin, tensor, _START)
+    elif isinstance(base, Plane) and base.level is tensor.level and tracked(base):
+        apply_plainly(_Begin, base, _START)
+        assert tensor.grad_fn is not None  # written down now: a write to it asks before autograd has looked
+    else:
+        tensor.requires_grad_()
 
 
 # --- many cotangents at once -----------------------------------------------------------------------------------------
