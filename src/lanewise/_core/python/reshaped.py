@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 
 from lanewise._core.plane import Plane, begins_at, check_refit, recorded
-from lanewise._torch_compat import swap_tensor_impl
+from lanewise._torch_compat import swap_tensor_impl, use_count
 from lanewise.errors import TransformError, at_user_line
 
 
@@ -35,6 +35,8 @@ def _reshaping_method(name: str) -> None:
     def method(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_grad_enabled() or is_inference_mode_enabled() or (recorded(x) and x.is_leaf):
             return own(x, *args, **kwargs)
+        if not recorded(x) and x._base is None and use_count(x) == 1:
+            return own(x, *args, **kwargs)  # there is no view to be taken anew
         check_refit(x)
         before = getattr(x, twin)(*args, **kwargs)
         try:
