@@ -39,13 +39,9 @@ OpOverload = torch._ops.OpOverload
 
 # Makes the wrapper tensors of a plane. Documented for tensor subclasses, private in name; without it, no engine.
 make_wrapper = torch.Tensor._make_wrapper_subclass
-
-# Exchanges what two Python tensors hold, history and all, for views taken in place; `torch.utils.swap_tensors` refuses
-# a tensor that a view refers to. Without it: such views raise, with the advice to write `x = x.t()`.
+# For views taken in place, which `torch.utils.swap_tensors` refuses to put where they are referred to.
 swap_tensor_impl = torch._C._swap_tensor_impl
-# How many refer to what a Python tensor holds: views do. Without it: as if there were always some.
-use_count = torch.Tensor._use_count
-
+use_count = torch.Tensor._use_count  # type: ignore[attr-defined]
 # Turns `__torch_function__` off for the wrappers, so that a call reaches the dispatcher directly (saves ~1 us a call).
 disabled_torch_function = torch._C._disabled_torch_function_impl
 

@@ -15,7 +15,6 @@ from lanewise._core.plane import (
     lift,
     map_tensors,
     new_wrapper,
-    refit_in_place,
     replace_tensors,
     returns_written,
     sync,
@@ -24,6 +23,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_results,
 )
+from lanewise._core.refits import refit_in_place
 from lanewise._torch_compat import forbid_data_pointer, is_composition
 from lanewise.errors import TransformError, at_user_line
 

@@ -28,7 +28,6 @@ from lanewise._torch_compat import (
     keys_of_autocast,
     make_dual,
     make_wrapper,
-    no_dispatch,
     set_grad_enabled,
     tls_exclude_set,
     tls_include_set,
@@ -59,8 +58,8 @@ class Plane(Tensor):
             once the parent is lifted. None otherwise. On lifted tensors it counts for nothing, and is left unset but
             for `()` where the value is that of another wrapper, too.
         captured: Whether it is a leaf of a transform that is an alias of a tensor from outside the function.
-        reshaped: Where it was given another shape in place, what stands for it as it was at first, which its views of
-            that time are views of, and as it is now.
+        reshaped: Where it was given other shapes in place, what stands for it as it was before each, and as it is now:
+            what views of each time are views of.
     """
 
     __slots__ = ("value", "level", "origin")
@@ -287,54 +286,6 @@ def escaped(level: Level, func: Any) -> EscapedTensorError:
     )
 
 
-def refit(wrapper: Plane, like: Plane, func: Any, args: tuple, kwargs: dict) -> Plane:
-    """Give `wrapper` the metadata and value of `like`, the result of the out-of-place twin of an in-place view."""
-    check_refit(wrapper)
-    grad_mode = torch.is_grad_enabled()
-    set_grad_enabled(False)
-    try:
-        with no_dispatch():
-            func(*args, **kwargs)
-    finally:
-        set_grad_enabled(grad_mode)
-    wrapper.level.copy_slots(wrapper, like)
-    return wrapper
-
-
-def regrow(wrapper: Plane, like: Plane) -> Plane:
-    """The same where it grows: a wrapper's storage is as large as its first shape, so that no operation can do that."""
-    check_refit(wrapper)
-    Tensor.data.__set__(wrapper, like)  # type: ignore[attr-defined]
-    wrapper.level.copy_slots(wrapper, like)
-    return wrapper
-
-
-def check_refit(wrapper: Plane) -> None:
-    """Before the shape of a wrapper changes in place: its levels may have lanes that have parted."""
-    part: Any = wrapper
-    while isinstance(part, Plane):
-        part.level.check_refit(part)
-        part = part.value
-
-
-def begins_at(wrapper: Any) -> int:
-    """The storage offset of one lane's tensor, from where the memory of the lane begins."""
-    value = wrapper.value
-    start = int(value.storage_offset())
-    if not getattr(wrapper, "mapped", False):
-        return start
-    step: int = value.stride(0)
-    return start % step if step else start
-
-
-def refit_in_place(level: Any, func: Any, args: tuple, kwargs: dict, twin: Any) -> Any:
-    """An in-place view operation: the twin gives the new value, then the wrapper's own metadata follow."""
-    wrapper = args[0]
-    before = level.alias(wrapper)  # what the view is a view of; the wrapper itself would be its own parent
-    like = twin(before, *args[1:], **kwargs)
-    return refit(wrapper, like, func, args, kwargs)
-
-
 def new_wrapper(kind: type, value: Tensor, shape: Any, strides: Any) -> Any:
     """A bare wrapper of class `kind` with the dtype and device of `value`."""
     return make_wrapper(kind, shape, strides, None, None, value.dtype, torch.strided, value.device)
@@ -451,7 +402,7 @@ def lift(wrapper: Plane, writes: bool = True) -> None:
 def wrap_unlifted(level: Any, func: Any, args: tuple, kwargs: dict, out: Any) -> Any:
     """Wrap the results of an operation on unlifted tensors; views remember how they were taken."""
     if func.is_view and getattr(args[0], "reshaped", None) is not None:
-        args = (args[0].reshaped[1], *args[1:])
+        args = (args[0].reshaped[-1], *args[1:])
     if isinstance(out, Tensor):
         origin = (args[0], func, args[1:], kwargs, None) if func.is_view else None
         return level.adopt(out, origin)

@@ -15,13 +15,13 @@ from lanewise._core.plane import (
     argument,
     map_tensors,
     new_wrapper,
-    refit,
     replace_tensors,
     returns_written,
     written_arguments,
     written_results,
 )
 from lanewise._core.recording.kept_history import with_history
+from lanewise._core.refits import refit
 from lanewise._core.trees import flatten, unflatten
 from lanewise._torch_compat import forbid_data_pointer
 from lanewise._transforms.arguments import not_callable

@@ -26,6 +26,7 @@ from lanewise._core.plane import (
     written_arguments,
     written_statistics,
 )
+from lanewise._core.refits import exchange
 from lanewise._torch_compat import forward_level, preserve_version
 
 
@@ -111,9 +112,10 @@ class _Kept:
         alias: An alias, with its memory and shape.
         values: A copy.
         settings: What it was then that an alias does not tell.
+        reshaped: Which other shapes it had been given in place.
     """
 
-    __slots__ = ("tensor", "statistic", "recorded", "above", "alias", "values", "settings")
+    __slots__ = ("tensor", "statistic", "recorded", "above", "alias", "values", "settings", "reshaped")
 
     def __init__(self, tensor: Any, statistic: bool) -> None:
         self.tensor = tensor
@@ -121,6 +123,7 @@ class _Kept:
         self.recorded = _has_history(tensor)
         self.above = level_above(tensor)
         self.settings = self._settings()
+        self.reshaped = getattr(tensor, "reshaped", None)
         self.above.below(self._keep)
 
     def _keep(self) -> None:
@@ -142,6 +145,9 @@ class _Kept:
     def _put_back(self) -> None:
         tensor = self.tensor
         level = getattr(tensor, "level", None)
+        if getattr(tensor, "reshaped", None) is not self.reshaped:
+            exchange(tensor, tensor.reshaped[0 if self.reshaped is None else len(self.reshaped) - 1])
+            tensor.reshaped = self.reshaped
         with torch.set_grad_enabled(self.recorded):
             if self.recorded and not tensor._is_view():
                 tensor.detach_()  # its history is that of what is put back alone

@@ -9,38 +9,27 @@ from typing import Any
 
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 
-from lanewise._core.plane import Plane, begins_at, check_refit, recorded
-from lanewise._torch_compat import swap_tensor_impl, use_count
+from lanewise._core.again.around import note_data_set
+from lanewise._core.plane import Plane, recorded
+from lanewise._core.refits import begins_at, check_refit, exchange
+from lanewise._torch_compat import use_count
 from lanewise.errors import TransformError, at_user_line
-
-
-def _exchange(x: Any, y: Any) -> None:
-    """Let each of two wrappers of a class be what the other is; attributes of the user's stay."""
-    swap_tensor_impl(x, y)
-    for kind in type(x).__mro__:
-        for name in vars(kind).get("__slots__", ()):
-            missing = object()
-            mine, its = getattr(x, name, missing), getattr(y, name, missing)
-            for wrapper, value in ((x, its), (y, mine)):
-                if value is not missing:
-                    setattr(wrapper, name, value)
-                elif hasattr(wrapper, name):
-                    delattr(wrapper, name)
 
 
 def _reshaping_method(name: str) -> None:
     own = getattr(Tensor, name)
     twin = name.removesuffix("_")
 
-    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(x: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not is_grad_enabled() or is_inference_mode_enabled() or (recorded(x) and x.is_leaf):
             return own(x, *args, **kwargs)
         if not recorded(x) and x._base is None and use_count(x) == 1:
             return own(x, *args, **kwargs)  # there is no view to be taken anew
         check_refit(x)
+        note_data_set(x)
         before = getattr(x, twin)(*args, **kwargs)
         try:
-            _exchange(x, before)
+            exchange(x, before)
         except RuntimeError:  # where its gradient is retained, autograd refers to it
             if not x._is_view():
                 return own(x, *args, **kwargs)
@@ -48,7 +37,7 @@ def _reshaping_method(name: str) -> None:
             raise TransformError(at_user_line(f"{name} of a view whose gradient is retained", advice)) from None
         if getattr(x, "origin", None) is not None:
             x.origin = (before, *x.origin[1:])
-        x.reshaped = (before if x.reshaped is None else x.reshaped[0], getattr(before, twin)(*args, **kwargs))
+        x.reshaped = (*(x.reshaped or ())[:-1], before, getattr(before, twin)(*args, **kwargs))
         return x
 
     method.__name__ = method.__qualname__ = name

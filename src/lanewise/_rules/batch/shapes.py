@@ -5,8 +5,9 @@ from torch import Tensor
 
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.parting.interleaved import begin_in_front_of
-from lanewise._core.plane import begins_at, regrow, tracked
+from lanewise._core.plane import tracked
 from lanewise._core.python.factories import route_past
+from lanewise._core.refits import begins_at, regrow
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import joined_path
 from lanewise._rules.batch.families import (

@@ -8,9 +8,10 @@ from torch import Tensor
 from lanewise._core.batch import BATCH_RULES, BatchLevel
 from lanewise._core.level import route_name, standing
 from lanewise._core.parting.interleaved import begin_in_front_of, reshaped
-from lanewise._core.plane import Plane, is_lazy_conjugate, refit_in_place
+from lanewise._core.plane import Plane, is_lazy_conjugate
 from lanewise._core.python.factories import route_past
 from lanewise._core.recording.saved import cuts_all_planes
+from lanewise._core.refits import refit_in_place
 from lanewise._core.short.direct import view_method
 from lanewise._core.short.hot import route
 from lanewise._core.short.paths import plainest_view, single_path, view_path

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from lanewise._core.dual import DualLevel, lay_out
-from lanewise._core.plane import begins_at, recorded, refit, refit_in_place, regrow
+from lanewise._core.plane import recorded
 from lanewise._core.recording.saved import cuts_all_planes
+from lanewise._core.refits import begins_at, refit, refit_in_place, regrow
 from lanewise._rules.jvp.families import constant, jvp_rule, linear, rule_on_plane
 from lanewise.errors import TransformError, at_user_line
 
