@@ -268,21 +268,28 @@ def _lay_out(x: DualTensor) -> None:
     assert tangent is not None
     if isinstance(value, Plane) and not x._is_view() and not _levels(value) <= _levels(tangent):
         # Of a plane that only the primal is on, values may be written: the tangent has to be able to hold theirs.
-        x.tangent = tangent = tangent + torch.zeros_like(value)
+        tangent = _in_place_of(x, tangent + torch.zeros_like(value))
     strides = value.stride()
     if all(n < 2 or s == t for n, s, t in zip(value.shape, strides, tangent.stride())):
         return
     if 0 in strides:
-        x.tangent = tangent.contiguous()  # any view of it can be taken; to an expanded tensor nobody writes
+        _in_place_of(x, tangent.contiguous())  # any view of it can be taken; to an expanded tensor nobody writes
         return
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
     back = sorted(range(value.dim()), key=order.__getitem__)
     if value.permute(order).is_contiguous():
-        x.tangent = tangent.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+        _in_place_of(x, tangent.permute(order).clone(memory_format=torch.contiguous_format).permute(back))
         return
     extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides))
     memory = torch.zeros(extent, dtype=tangent.dtype, device=tangent.device)
-    x.tangent = memory.as_strided(value.shape, strides).copy_(tangent)
+    _in_place_of(x, memory.as_strided(value.shape, strides).copy_(tangent))
+
+
+def _in_place_of(x: DualTensor, tangent: Tensor) -> Tensor:
+    for replaced in standing.replaced:
+        replaced.setdefault(x, x.tangent)
+    x.tangent = tangent
+    return tangent
 
 
 def _levels(tensor: Tensor) -> set[Level]:

@@ -56,6 +56,9 @@ class _Stack(threading.local):
         self.here: Level | None = None
         # How many reverse passes of transforms are being recorded, one inside another.
         self.orders = 0
+        # For each context of saved-tensor hooks that is open: what has been the tangent of a tensor before another,
+        # which lies in memory as the tensor does, took its place there.
+        self.replaced: list[Any] = []
 
 
 standing = _Stack()

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.checkpoint import checkpoint
 
 from lanewise._core.dual import DualLevel
-from lanewise._core.level import current_level, live_levels
+from lanewise._core.level import current_level, live_levels, record_as_outside
 from lanewise._torch_compat import CheckpointFrame, CheckpointFunction
 from lanewise._transforms.orders import recording
 
@@ -60,7 +60,13 @@ _reentrant_forward = CheckpointFunction.forward
 
 
 def _init(self: Any, recompute: Callable, *args: Any, **kwargs: Any) -> None:
-    _frame_init(self, as_it_was(recompute), *args, **kwargs)
+    run = as_it_was(recompute)
+
+    def run_again(*args: Any) -> Any:
+        with record_as_outside():
+            return run(*args)
+
+    _frame_init(self, run_again, *args, **kwargs)
 
 
 @functools.wraps(_reentrant_forward)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanewise._core.level import live_levels, note_autograd, on_plane, pin_grad_mode
+from lanewise._core.level import live_levels, note_autograd, on_plane, pin_grad_mode, standing
 from lanewise._core.plane import Plane, argument, at_home, tensors_of, written_arguments
 from lanewise._core.recording.standpoint import Standpoint
 from lanewise._torch_classes import CloneBeforeMutation, MutationHandle, SwapWithCloned, mutation_context
@@ -45,14 +45,13 @@ def cuts_all_planes() -> bool:
     return current_graph_task_id() == -1 and tls_is_excluded(ADINPLACE_OR_VIEW_KEY) and not saving()
 
 
-def _hooks_on_plane(pack: Any, unpack: Any) -> tuple[Any, Any]:
+def _hooks_on_plane(stand: Standpoint, pack: Any, unpack: Any) -> tuple[Any, Any]:
     """Saved-tensor hooks that work on the plane where they were set.
 
     `unpack` may run the function again (checkpoint), maybe long after its level has ended: it stands on that plane,
     and what it gives back is of the levels that the saved tensor was of.
     """
     note_autograd()
-    stand = Standpoint()
 
     def pack_on_plane(tensor: Tensor) -> Any:
         before, packing.now = packing.now, True
@@ -147,13 +146,29 @@ def _clone_before_write(self: Any, func: Any, types: Any, args: tuple = (), kwar
 
 _clone_before_write_of_torch = CloneBeforeMutation.__torch_dispatch__
 CloneBeforeMutation.__torch_dispatch__ = _clone_before_write
-_saved_tensors_hooks_init = torch.autograd.graph.saved_tensors_hooks.__init__
+_saved_tensors_hooks = torch.autograd.graph.saved_tensors_hooks
+_saved_tensors_hooks_init = _saved_tensors_hooks.__init__
+_saved_tensors_hooks_enter = _saved_tensors_hooks.__enter__
+_saved_tensors_hooks_exit = _saved_tensors_hooks.__exit__
 
 
 def _init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
     if type(self) is SwapWithCloned:
         pack_hook, unpack_hook = _kept_as_copies(pack_hook, unpack_hook)
-    _saved_tensors_hooks_init(self, *_hooks_on_plane(pack_hook, unpack_hook))
+    self.stand = Standpoint()
+    _saved_tensors_hooks_init(self, *_hooks_on_plane(self.stand, pack_hook, unpack_hook))
 
 
-torch.autograd.graph.saved_tensors_hooks.__init__ = _init  # type: ignore[method-assign]
+def _enter(self: Any) -> None:
+    _saved_tensors_hooks_enter(self)
+    standing.replaced.append(self.stand.replaced)
+
+
+def _exit(self: Any, *args: Any) -> None:
+    standing.replaced.pop()
+    _saved_tensors_hooks_exit(self, *args)
+
+
+_saved_tensors_hooks.__init__ = _init  # type: ignore[method-assign]
+_saved_tensors_hooks.__enter__ = _enter  # type: ignore[method-assign]
+_saved_tensors_hooks.__exit__ = _exit  # type: ignore[method-assign]

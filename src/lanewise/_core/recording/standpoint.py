@@ -4,14 +4,19 @@ A hook, or a function under `checkpoint`, is called in a backward pass, where th
 that time they are open again, with the lanes that ran then, and lanes may part as they did.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.weak import WeakTensorKeyDictionary
+
 from lanewise._core.batch import BatchLevel
-from lanewise._core.level import Level, current_level, live_levels, on_plane
+from lanewise._core.level import Level, current_level, live_levels, on_plane, standing
 from lanewise._core.parting.lane_level import LaneLevel
 from lanewise._core.parting.lanes import BeginAgain, Boundary, Disagreement, Restart, machine
 from lanewise._torch_compat import (
     FACTORY_KEY,
+    ORDER_KEY,
     OUTSIDE_KEY,
     current_graph_task_id,
     include_key,
@@ -29,11 +34,15 @@ class Standpoint:
         converted: The level whose lanes part in converted code, or None.
         calls: For each call that is run again for lanes it leaves behind: the level, its lanes at the call, and what
             they have drawn.
+        orders: How many reverse passes of transforms record.
+        replaced: The tangents that others have taken the place of since, in memory only, by tensor.
     """
 
-    __slots__ = ("level", "levels", "converted", "calls")
+    __slots__ = ("level", "levels", "converted", "calls", "orders", "replaced")
 
     def __init__(self) -> None:
+        self.orders = standing.orders
+        self.replaced: Any = WeakTensorKeyDictionary()
         self.level = current_level()
         self.levels = [(level, level.lanes) for level in live_levels()] if self.level is not None else []
         self.converted = machine.level
@@ -41,9 +50,26 @@ class Standpoint:
         for level, _ in self.levels:
             level.forget_gathered()
 
-    def again(self) -> Any:
-        """A context that stands there again. Code inside runs as it did then, though a backward pass is running."""
-        return on_plane(None) if self.level is None else _Again(self)
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Stand there again: code inside runs as it did then, though a backward pass is running."""
+        before = standing.orders
+        tangents = [(tensor, tensor.tangent) for tensor in self.replaced]
+        for tensor, tangent in self.replaced.items():
+            tensor.tangent = tangent
+        _record(self.orders)
+        try:
+            with on_plane(None) if self.level is None else _Again(self):
+                yield
+        finally:
+            _record(before)
+            for tensor, tangent in tangents:
+                tensor.tangent = tangent
+
+
+def _record(orders: int) -> None:
+    standing.orders = orders
+    include_key(ORDER_KEY, orders > 0)
 
 
 class _Again:
