@@ -339,8 +339,14 @@ def cdist_forward(level, x, y, p, compute_mode):
 @lane_rule(aten._cdist_backward.default)
 def cdist_backward(level, grad, x, y, p, cdist):
     """grad, cdist [B, *, P, R], x [B, *, P, M], y [B, *, R, M] -> [B, *, P, M]"""
-    values = [level.expanded(t).contiguous() for t in (grad, x, y)]
-    return aten._cdist_backward(*values, p, level.expanded(cdist).contiguous())
+    align = aligner(level, [grad, x, y])
+
+    def laid_out(tensor):
+        value = align(tensor)
+        value = value[(None,) * (grad.dim() + 1 - value.dim())]
+        return value.expand(level.size, *value.shape[1:]).contiguous()
+
+    return aten._cdist_backward(laid_out(grad), laid_out(x), laid_out(y), p, laid_out(cdist))
 
 
 @lane_rule(aten._euclidean_dist.default)
