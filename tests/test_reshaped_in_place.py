@@ -135,6 +135,24 @@ def parts_from_before(x):
 
 
 @program
+def writes_after_it_was_squeezed(x):
+    y = torch.ones(4, dtype=D)
+    y.squeeze_()
+    y[0] = x[0]
+    y.mul_(2)
+    return (y**2 * W).sum() * x[1]
+
+
+@program
+def writes_after_it_was_transposed(x):
+    y = torch.ones(2, 3, dtype=D)
+    y.t_()
+    y[0] = x[0]
+    y.mul_(x[1])
+    return (y**2).sum() * x[1]
+
+
+@program
 def there_and_back(x):
     y = x.clone()
     y.unsqueeze_(0)

@@ -428,11 +428,14 @@ def _copy_for_lanes(value: Tensor, size: int) -> Tensor:
     strides = value.stride()
     if value.is_contiguous() or 0 in strides:
         return lanes.clone(memory_format=torch.contiguous_format)
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides))
+    if type(value) is Tensor:
+        # No view of another tensor: autograd takes a view of what was written since for a leaf.
+        return torch.empty_strided(lanes.shape, (extent, *strides), dtype=value.dtype, device=value.device).copy_(lanes)
     order = [0, *sorted(range(1, lanes.dim()), key=lambda dim: -strides[dim - 1])]
     if value.permute([dim - 1 for dim in order[1:]]).is_contiguous():
         back = sorted(range(lanes.dim()), key=order.__getitem__)
         return lanes.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
-    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides))
     memory = torch.zeros(size, extent, dtype=value.dtype, device=value.device)
     return memory.as_strided(lanes.shape, (extent, *strides)).copy_(lanes)
 

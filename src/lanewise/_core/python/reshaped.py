@@ -5,15 +5,29 @@ down for each view how to take it anew from its base, by which it finds the grad
 leaves out what such a method does, because of plain tensors it looks at the memory.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 
 from lanewise._core.again.around import note_data_set
-from lanewise._core.plane import Plane, recorded
+from lanewise._core.plane import Plane, recorded, without_history
 from lanewise._core.refits import begins_at, check_refit, exchange
 from lanewise._torch_compat import use_count
 from lanewise.errors import TransformError, at_user_line
+
+
+def _alone(own: Callable, x: Any, args: tuple, kwargs: dict) -> Any:
+    """Give another shape to what nothing is a view of, and what is then no view of another either."""
+    origin = getattr(x, "origin", None)
+    own(x, *args, **kwargs)
+    if not x.level.lifted(x):
+        x.origin = origin
+    for name in ("value", "tangent"):
+        value = getattr(x, name, None)
+        if type(value) is Tensor and not value.requires_grad:
+            setattr(x, name, without_history(value))
+    return x
 
 
 def _reshaping_method(name: str) -> None:
@@ -24,7 +38,7 @@ def _reshaping_method(name: str) -> None:
         if not is_grad_enabled() or is_inference_mode_enabled() or (recorded(x) and x.is_leaf):
             return own(x, *args, **kwargs)
         if not recorded(x) and x._base is None and use_count(x) == 1:
-            return own(x, *args, **kwargs)  # there is no view to be taken anew
+            return _alone(own, x, args, kwargs)
         check_refit(x)
         note_data_set(x)
         before = getattr(x, twin)(*args, **kwargs)
