@@ -19,7 +19,7 @@ from lanewise._core.batch import BatchLevel
 from lanewise._core.level import current_level, note_autograd
 from lanewise._core.parting.absent import left
 from lanewise._core.parting.lane_level import completed
-from lanewise._core.plane import Plane, escaped, recorded, sync, tracked
+from lanewise._core.plane import Plane, escaped, own_node, recorded, sync, tracked
 from lanewise._core.recording.graphs import lane_by_lane, node_of, order, reached, through_arguments
 from lanewise._core.recording.leaf_gradients import showing
 from lanewise._core.recording.passes import run_backward
@@ -286,7 +286,7 @@ def begin_history(tensor: Any) -> None:
         apply_plainly(_Begin, tensor, _START)
     elif isinstance(base, Plane) and base.level is tensor.level and tracked(base):
         apply_plainly(_Begin, base, _START)
-        assert tensor.grad_fn is not None  # written down now: a write to it asks before autograd has looked
+        own_node(tensor)  # written down now: a write to it asks before autograd has looked
     else:
         tensor.requires_grad_()
 
