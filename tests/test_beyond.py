@@ -284,7 +284,7 @@ ROWS = {
     "`x[mask] = value`": (masked_assignment, "Attempting to batch over indexing with a boolean mask"),
     "`nonzero` and `x[mask]` where all lanes keep equally many": (equal_counts, "output dynamic shape"),
     "`out=`": (out_argument, "doesn't work on out="),
-    "`nn.LSTM`": (recurrent, "Batching rule not implemented for aten::lstm"),
+    "`nn.LSTM` of one example": (recurrent, "Batching rule not implemented for aten::lstm"),
     "`in_dims` by the names of arguments, keywords among them": (mapped_kwargs, "expected `in_dims` to be int or a"),
     "no mapped argument (`axis_size=`)": (axis_size, "unexpected keyword argument 'axis_size'"),
     "outputs of `vmap` that are no tensors": (other_outputs, "must only return Tensors"),

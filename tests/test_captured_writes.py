@@ -1,9 +1,12 @@
 """Writes in place into tensors from outside: reverse mode does what plain autograd does, the others refuse."""
 
+import numpy as np
 import pytest
 import torch
 
 from lanewise import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, value_and_grad, vjp, vmap
+from lanewise.errors import CapturedWriteError
+from tests.oracles import assert_same
 
 X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -318,3 +321,31 @@ def test_hooks_and_writes_to_copies_of_what_is_differentiated(name):
     want = torch.stack([X * row * row for row in ROWS])
     for _ in range(3):
         torch.testing.assert_close(vmap(lambda x: TRANSFORMS[name](lambda w: f(w, x))(X))(ROWS), want)
+
+
+MAKERS = {
+    "from_numpy": lambda array: torch.from_numpy(array),
+    "as_tensor": lambda array: torch.as_tensor(array),
+    "asarray": lambda array: torch.asarray(array),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_lanes_are_not_written_into_the_memory_of_an_array(name):
+    array, make = np.ones(2), MAKERS[name]
+    xs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
+    writes = {
+        "all": lambda x: make(array).add_(x),
+        "a view": lambda x: make(array)[1:].copy_(x[:1]),
+        "an item": lambda x: make(array).__setitem__(0, x[1]) or x,
+    }
+    for write in writes.values():
+        for transformed in (vmap(write), vmap(grad(lambda x, write=write: write(x).sum()))):
+            with pytest.raises(CapturedWriteError, match=r"NumPy array[\s\S]*torch\.tensor\(array\)"):
+                transformed(xs)
+    assert (array == 1).all()
+    assert_same(vmap(lambda x: make(array) * x)(xs), xs)
+    assert_same(vmap(lambda x: make(np.ones(2)).mul_(x))(xs), xs)  # nobody else knows of it
+    assert_same(vmap(lambda x: torch.tensor(array).mul_(x))(xs), xs)
+    vmap(lambda x: make(array).add_(1) * x)(xs)
+    assert (array == 2).all()

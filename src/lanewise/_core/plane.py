@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class Plane(Tensor):
         captured: Whether it is a leaf of a transform that is an alias of a tensor from outside the function.
         reshaped: Where it was given other shapes in place, what stands for it as it was before each, and as it is now:
             what views of each time are views of.
+        array: A weak reference to the array of NumPy's in whose memory it was made.
     """
 
     __slots__ = ("value", "level", "origin")
@@ -67,6 +69,7 @@ class Plane(Tensor):
     is_plane = True
     captured = False
     reshaped: tuple | None = None
+    array: Any = None
     value: Tensor
     level: Any
     origin: tuple | None
@@ -384,6 +387,8 @@ def lift(wrapper: Plane, writes: bool = True) -> None:
         return
     origin = wrapper.origin
     if origin is None and not (writes and wrapper.level.moves and wrapper.captured):
+        if writes and wrapper.array is not None and hasattr(wrapper, "mapped"):
+            _check_array(wrapper)
         with at_home(wrapper.value):
             wrapper.level.lift(wrapper)
     elif origin is not None and isinstance(origin[0], Plane):
@@ -397,6 +402,16 @@ def lift(wrapper: Plane, writes: bool = True) -> None:
             f"{list(wrapper.shape)}, the memory of a tensor from outside the function (through {through})"
         )
         raise CapturedWriteError(at_user_line(why, "t = t.detach().clone()  # inside the function"))
+
+
+def _check_array(wrapper: Plane) -> None:
+    array = wrapper.array()
+    if array is not None and getrefcount(array) > 3:  # besides by the tensor, here and by the question, it is known
+        why = (
+            f"{wrapper.level!r}: a value that differs from lane to lane would be written into {list(wrapper.shape)}, "
+            "the memory of a NumPy array, which has no lanes"
+        )
+        raise CapturedWriteError(at_user_line(why, "t = torch.tensor(array)  # a copy: each lane has its own"))
 
 
 def wrap_unlifted(level: Any, func: Any, args: tuple, kwargs: dict, out: Any) -> Any:

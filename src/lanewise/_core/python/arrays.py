@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lanewise._core.level import route_name
+from lanewise._core.plane import Plane, numbers_of
 
 # The tensors that arrays were made of, by the id of the array, which is alive.
 _tensors: dict[int, tuple[weakref.ref, Any]] = {}
@@ -32,6 +33,14 @@ def tensor_behind(array: Any) -> Any:
     return array if found is None or found[0]() is not array else found[1].detach()
 
 
+def in_memory_of(array: Any, made: Any) -> Any:
+    """A tensor made inside, with a note of the array in whose memory it lies: no lanes can be written there."""
+    if isinstance(made, Plane) and hasattr(array, "__array_interface__"):
+        if made.numel() and numbers_of(made).data_ptr() == array.__array_interface__["data"][0]:
+            made.array = weakref.ref(array)
+    return made
+
+
 _from_numpy = torch.from_numpy
 
 
@@ -39,7 +48,7 @@ _from_numpy = torch.from_numpy
 def from_numpy(array: Any) -> Tensor:
     """`torch.from_numpy`"""
     found = tensor_behind(array)
-    return found if isinstance(found, Tensor) and found is not array else _from_numpy(array)
+    return found if isinstance(found, Tensor) and found is not array else in_memory_of(array, _from_numpy(array))
 
 
 route_name("from_numpy", from_numpy)

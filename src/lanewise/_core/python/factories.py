@@ -18,7 +18,7 @@ from lanewise._core.functions.numbers import number_classes
 from lanewise._core.level import Level, current_level, route_name, run_outside
 from lanewise._core.one_lane import FAILURES
 from lanewise._core.plane import Plane, tensors_of
-from lanewise._core.python.arrays import tensor_behind
+from lanewise._core.python.arrays import in_memory_of, tensor_behind
 from lanewise._core.trees import flatten, stand_for_leaves, unflatten
 from lanewise._torch_compat import (
     FACTORY_KEY,
@@ -85,7 +85,9 @@ def join_lists_in(name: str) -> None:
             if type(leaf) in number_classes:  # a library's code has called this: where a user's does, it knows them
                 return type(leaf).__torch_function__(made, (), (data, *args), kwargs)  # type: ignore[attr-defined]
         if single:
-            return plain(data if name == "tensor" else tensor_behind(data), *args, **kwargs)
+            if name == "tensor":
+                return plain(data, *args, **kwargs)
+            return in_memory_of(data, plain(tensor_behind(data), *args, **kwargs))
         if any(type(leaf) in stand_for_leaves for leaf in leaves):
             return made(unflatten(*flatten(data)), *args, **kwargs)
         if not any(isinstance(leaf, Plane) for leaf in leaves):
