@@ -785,7 +785,7 @@ def test_iterators_that_are_arguments() -> None:
         return y * a + b
 
     def unpacks_in_a_round(x: Tensor, it: Any) -> Tensor:
-        return sum(x * c * a + b for c, (a, b) in [(2.0, it)])
+        return sum([x * c * a + b for c, (a, b) in [(2.0, it)]], x * 0)
 
     def spreads(x: Tensor, it: Any) -> Tensor:
         return x * len([*it])
@@ -861,3 +861,118 @@ def test_dtypes_of_losses() -> None:
     f = lambda x: F.l1_loss(x, x * 2, reduction="sum")
     for _ in range(CALLS):
         _same(vmap(f)(numbers), _looped(f, numbers))
+
+
+def _sets_ahead(x: Tensor) -> Tensor:
+    parts = [x, x, x]
+    for k, part in enumerate(parts):
+        if k < 2:
+            parts[k + 1] = part * 2
+    return parts[2]
+
+
+def _grows(x: Tensor) -> Tensor:
+    parts = [x]
+    for _, part in enumerate(parts, 1):
+        if len(parts) < 4:
+            parts.append(part * 2)
+    return sum(parts[1:], parts[0])
+
+
+def _is_used_up(x: Tensor) -> Tensor:
+    pairs = zip([x, x * 2], [1, 2], strict=True)
+    _, _ = pairs
+    return x * (2 + len(list(pairs)))
+
+
+def _in_pairs(x: Tensor) -> Tensor:
+    parts = reversed([x, x * 2, x * 3, x * 4])
+    for p, q in zip(parts, parts, strict=True):
+        x = x + p * q
+    return x
+
+
+def _is_true(x: Tensor) -> Tensor:
+    pairs = zip([x], [], strict=False)
+    return x * 2 if pairs else x * 3
+
+
+def _sets_behind(x: Tensor) -> Tensor:
+    parts = [x, x * 2, x * 3]
+    for part in reversed(parts):
+        parts[0] = parts[0] + part
+    return parts[0]
+
+
+def _sets_before(x: Tensor) -> Tensor:
+    parts = {"a": x, "b": x * 2}
+    numbered = enumerate(parts.values())
+    parts["b"] = x * 7
+    for k, part in numbered:
+        x = x + k * part
+    return x
+
+
+def _within_pairs(x: Tensor) -> Tensor:
+    for k, (p, q) in enumerate(zip([x, x * 2], [x * 3, x], strict=True)):
+        x = x + k * p * q
+    return x
+
+
+@pytest.mark.parametrize(
+    "f", [_sets_ahead, _grows, _is_used_up, _in_pairs, _is_true, _sets_behind, _sets_before, _within_pairs]
+)
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_iterators_of_python_go_on_as_they_are_asked(f: Callable, shape: tuple, planes: Planes) -> None:
+    x = _numbers(4, *shape)
+    for _ in range(CALLS):
+        _same(vmap(f)(x), _looped(f, x))
+    assert planes.of(lambda: vmap(f)(x)) == 0
+
+
+class _Causal(nn.Module):
+    """A layer of an encoder that is told whether its mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False):
+        return F.scaled_dot_product_attention(src, src, src, is_causal=is_causal)
+
+
+class _Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+def _with_doubled() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    layer.linear1 = _Doubled(4, 8)
+    return layer
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (
+            lambda: nn.TransformerEncoder(_Causal(), 1, enable_nested_tensor=False),
+            lambda net, mask: lambda x: net(x, mask=mask),
+        ),
+        (
+            lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+            lambda net, mask: lambda x: net(x, src_mask=mask),
+        ),
+        (_with_doubled, lambda net, mask: lambda x: net(x)),
+    ],
+)
+def test_encoders_as_torch_runs_them(make: Callable, use: Callable, recorded: bool) -> None:
+    """Parts that others put there, and masks in torch's kernels for whole modules, where nothing is recorded."""
+    net = _made(make).eval()
+    mask = torch.full((3, 3), -torch.inf, dtype=D).triu(1) if type(net) is nn.TransformerEncoder else -_numbers(3, 3)
+    f = use(net, mask)
+    x = _numbers(4, 2, 3, 4)
+    with torch.set_grad_enabled(recorded):
+        for _ in range(CALLS):
+            _same(vmap(f)(x), _looped(f, x))

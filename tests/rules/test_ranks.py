@@ -109,3 +109,31 @@ def test_operands_of_different_ranks(name: str, a: tuple, b: tuple, in_dims: tup
     found = torch.autograd.grad(total, around, allow_unused=True, materialize_grads=True)
     for got, each, dim in zip(found, want, in_dims, strict=True):
         assert_same(got, each.sum(0) if dim is None else each.movedim(0, dim))
+
+
+TOO_FEW: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], int]] = {
+    "det": (torch.linalg.det, (3,), 1),
+    "slogdet": (lambda x: torch.linalg.slogdet(x).logabsdet, (3,), 1),
+    "matrix_exp": (torch.linalg.matrix_exp, (3,), 1),
+    "pinv": (torch.linalg.pinv, (3,), 1),
+    "inv": (torch.linalg.inv, (3,), 1),
+    "solve_triangular": (lambda a: torch.linalg.solve_triangular(a, a, upper=True), (3,), 1),
+    "cholesky_solve": (lambda a: torch.cholesky_solve(a, a), (3,), 1),
+    "layer_norm": (lambda x: F.layer_norm(x, (3,)), (), 1),
+    "layer_norm over two dims": (lambda x: F.layer_norm(x, (3, 3)), (3,), 1),
+    "conv1d": (F.conv1d, (3, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", TOO_FEW)
+def test_lanes_are_no_dim_of_an_example(name: str) -> None:
+    """What raises for one example does so for lanes, also where their number is what the missing dim would have."""
+    f, shape, count = TOO_FEW[name]
+    operands = [torch.randn(3, *shape, dtype=D) for _ in range(count)]
+    with pytest.raises((RuntimeError, ValueError)):
+        f(*[x[0] for x in operands])
+    for _ in range(3):
+        with pytest.raises((RuntimeError, ValueError)):
+            vmap(f)(*operands)
+        with pytest.raises((RuntimeError, ValueError)):
+            vmap(lambda *xs: f(*xs) * 1)(*operands)

@@ -29,6 +29,8 @@ def _multihead_attention(
     """query [N, L, E] or [L, E], key and value likewise -> out, and weights [N, L, S] where they are wanted"""
     if (module.training and module.dropout) or key_padding_mask is not None or is_causal:
         raise Declined
+    if attn_mask is not None and _may_be_fused(module):
+        raise Declined
     if not module._qkv_same_embed_dim or module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         raise Declined
     rank = value_of(query).dim() - 1
@@ -57,6 +59,11 @@ def _multihead_attention(
     out = _linear(out.transpose(2, 3).flatten(3), projection.weight, projection.bias)
     out = out.squeeze(1) if rank == 2 else out
     return Lanes(out.transpose(1, 2) if turned else out), weights
+
+
+def _may_be_fused(module: nn.Module) -> bool:
+    """Whether torch may take kernels of its own for the whole module, in which a mask means something else."""
+    return not (module.training or (is_grad_enabled() and any(each.requires_grad for each in module.parameters())))
 
 
 def _linear(value: Tensor, weight: Any, bias: Any) -> Tensor:
@@ -101,6 +108,18 @@ Layer(
 )
 
 
+_PARTS_OF_ENCODER_LAYER = {
+    "self_attn": nn.MultiheadAttention,
+    "linear1": nn.Linear,
+    "linear2": nn.Linear,
+    "norm1": nn.LayerNorm,
+    "norm2": nn.LayerNorm,
+    "dropout": nn.Dropout,
+    "dropout1": nn.Dropout,
+    "dropout2": nn.Dropout,
+}
+
+
 def _encoder_layer(
     module: nn.TransformerEncoderLayer,
     src: Any,
@@ -108,8 +127,12 @@ def _encoder_layer(
     src_key_padding_mask: Any = None,
     is_causal: bool = False,
 ) -> Any:
-    if src_key_padding_mask is not None or is_causal:
+    if src_key_padding_mask is not None or is_causal or (src_mask is not None and _may_be_fused(module)):
         raise Declined
+    # (What is put in the place of a part is called in another way, or by torch's kernels not at all.)
+    for name, kind in _PARTS_OF_ENCODER_LAYER.items():
+        if type(getattr(module, name)) is not kind:
+            raise Declined
 
     def attended(x: Any) -> Any:
         out, _ = call(module.self_attn, x, x, x, attn_mask=src_mask, need_weights=False)
@@ -132,6 +155,8 @@ Layer(nn.TransformerEncoderLayer, "", _encoder_layer, "_sa_block _ff_block")
 def _encoder(module: nn.TransformerEncoder, src: Any, mask: Any = None) -> Any:
     x = src
     for layer in module.layers:
+        if type(layer) is not nn.TransformerEncoderLayer:
+            raise Declined  # it is told more
         x = call(layer, x, src_mask=mask)
     return x if module.norm is None else call(module.norm, x)
 

@@ -145,10 +145,30 @@ _ITERATED = frozenset(
 )
 
 
+class _Rounds:
+    """An iterator made here, as by `zip`: nobody else goes through it."""
+
+    __slots__ = ("iterator",)
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> "_Rounds":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
+
+
 def rounds(x: Any) -> Any:
     """What a loop goes through; an iterator from outside would be used up."""
     kind = type(x)
-    if kind in _ITERATED or _is_record(kind) or (kind is types.GeneratorType and RUNTIME in x.gi_code.co_freevars):
+    if (
+        kind in _ITERATED
+        or kind is _Rounds
+        or _is_record(kind)
+        or (kind is types.GeneratorType and RUNTIME in x.gi_code.co_freevars)
+    ):
         return x
     raise Declined
 
@@ -158,7 +178,7 @@ def unpacked(x: Any, pattern: tuple) -> Any:
     parts = rounds(x)
     if all(inner is None for inner in pattern):
         return parts
-    if type(parts) is types.GeneratorType:
+    if type(parts) is types.GeneratorType or type(parts) is _Rounds:
         raise Declined
     for part, inner in zip(parts, pattern):
         if inner is not None:
@@ -301,8 +321,9 @@ _PURE = frozenset(
     + [torch.Size, torch.device, torch.triu_indices, torch.tril_indices, torch.hann_window, torch.cartesian_prod]
 )
 _CALLED = frozenset([types.FunctionType, types.BuiltinFunctionType, types.MethodType, type])
-# Those that go through what they are given.
-_HOLDING = frozenset([len, list, tuple, zip, enumerate, reversed, dict])
+# Those that go through what they are given; and those that do so as they are gone through.
+_HOLDING = frozenset([len, list, tuple, dict])
+_ITERATING = frozenset([zip, enumerate, reversed])
 
 
 def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -325,12 +346,15 @@ def call(func: Any, /, *args: Any, **kwargs: Any) -> Any:
         return own(func)(*args, **kwargs)
     if kind is types.MethodType and type(func.__func__) is types.FunctionType:
         return own(func.__func__)(func.__self__, *args, **kwargs)
-    if func in _HOLDING:
-        for each in args:
+    if func in _HOLDING or func in _ITERATING:
+        for each in args[:1] if func is enumerate else args:
             rounds(each)
+        if func is reversed and type(args[0]) is Lanes:
+            raise Declined  # of a tensor it is `flip`
         found = func(*args, **kwargs)
-        # (An iterator could be one from outside, wherever it is used.)
-        return found if func in _HOLDERS or func is len else tuple(found)
+        return found if func in _HOLDING else _Rounds(found)
+    if func is isinstance and type(args[0]) is _Rounds:
+        raise Declined
     if func is isinstance and type(args[0]) in (Lanes, Spread):
         return isinstance(args[0].value.detach(), args[1])
     if func is isinstance or func is callable:
@@ -360,7 +384,7 @@ def _plain(out: Any) -> Any:
 
 
 def _module(module: nn.Module, kind: type, args: tuple, kwargs: dict) -> Any:
-    if kind.__call__ is not nn.Module.__call__ or has_module_hooks(module):
+    if kind.__call__ is not _call_of_modules or has_module_hooks(module):
         raise Declined
     layer = LAYERS.get(kind)
     if layer is not None:
@@ -383,6 +407,7 @@ def _module(module: nn.Module, kind: type, args: tuple, kwargs: dict) -> Any:
     return own(forward)(module, *args, **kwargs)
 
 
+_call_of_modules = nn.Module.__call__
 _forward_of_sequential = nn.Sequential.forward
 _LIBRARIES = ("torch", "lanewise")
 

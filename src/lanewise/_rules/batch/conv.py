@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._rules.batch.families import decompose, lane_rule, too_few_dims
 from lanewise._rules.batch.operands import at_hand, lane_of_zeros, no_lanes, split_lanes
 from lanewise._rules.batch.tracking import is_tracked
 
@@ -79,6 +79,8 @@ def shape_of(x, *shape):
 @lane_rule(aten.convolution.default)
 def convolution(level, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     """x [B, N, I, *sp], weight [B, O, I / groups, *k], bias [B, O] -> [B, N, O, *sp_out]; any may lack B"""
+    if weight.dim() < x.dim():
+        raise too_few_dims(aten.convolution.default, weight, x.dim())
     options = (stride, padding, dilation, transposed, output_padding)
     own_bias = bias if bias is not None and not level.mapped(bias) else None
     lanes = level.size

@@ -6,7 +6,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel, BatchTensor
 from lanewise._core.python.factories import route as route_factory
 from lanewise._core.short.hot import route
-from lanewise._rules.batch.families import lane_rule, leading
+from lanewise._rules.batch.families import lane_rule, leading, too_few_dims
 from lanewise._rules.batch.operands import at_hand
 from lanewise._rules.batch.tracking import is_tracked
 from lanewise._torch_compat import cast_as_called, fast_binding
@@ -38,6 +38,8 @@ leading(
 @lane_rule(aten.linalg_matrix_exp.default)
 def matrix_exp(level, x):
     """x [B, *S, n, n] -> the same; the kernel takes views that only a dense batch has"""
+    if x.dim() < 2:
+        raise too_few_dims(aten.linalg_matrix_exp.default, x, 2)
     return aten.linalg_matrix_exp.default(x.value.contiguous())
 
 
@@ -98,6 +100,9 @@ def solve_rule(op, core_dims):
     @lane_rule(op)
     def solve(level, *args, **options):
         operands, rest = list(args[: len(core_dims)]), args[len(core_dims) :]
+        for operand, core in zip(operands, core_dims, strict=True):
+            if operand.dim() < abs(core):
+                raise too_few_dims(op, operand, abs(core))
         left = options.get("left", True)
         if level.size > 0 and not any(level.mapped(t) for i, t in enumerate(operands) if i != at_rhs):
             operands[at_rhs] = fold_into_columns(level, operands[at_rhs].value, left)
@@ -159,6 +164,8 @@ def _factored(op):
         torch's kernel factors the transpose of a contiguous real matrix, and the backward formula asks again whether
         the matrix is contiguous, but asks the one that it saved, which is of this plane.
         """
+        if a.dim() < 2:
+            raise too_few_dims(op, a, 2)
         value = a.value.contiguous() if a.is_contiguous() else a.value
         *out, lu, pivots = op(value)
         transposed = a.is_contiguous() and not a.is_complex()
@@ -231,6 +238,8 @@ def lu_unpack(level, lu, pivots, unpack_data=True, unpack_pivots=True):
 @lane_rule(aten.linalg_pinv.atol_rtol_tensor)
 def pinv(level, a, *, atol=None, rtol=None, hermitian=False):
     """a [B, *batch, m, n], atol and rtol [B, *batch] -> [B, *batch, n, m]"""
+    if a.dim() < 2:
+        raise too_few_dims(aten.linalg_pinv.atol_rtol_tensor, a, 2)
     given = [(t, core) for t, core in ((a, 2), (atol, 0), (rtol, 0)) if t is not None]
     aligned = iter(broadcast_batch(level, *given))
     matrix = next(aligned)

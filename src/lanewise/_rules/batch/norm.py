@@ -9,7 +9,7 @@ from torch import Tensor
 from lanewise._core.batch import BatchLevel
 from lanewise._core.level import current_level, route_name
 from lanewise._core.plane import lift
-from lanewise._rules.batch.families import decompose, lane_rule
+from lanewise._rules.batch.families import decompose, lane_rule, too_few_dims
 from lanewise._rules.batch.operands import split_lanes, unwatched
 from lanewise._rules.batch.running import update_running
 from lanewise._rules.batch.tracking import constant, is_tracked
@@ -49,6 +49,8 @@ def _inverse_deviation(spread: Tensor, rstd: Tensor) -> Tensor:
 @lane_rule(aten.native_layer_norm.default, guarded=False)
 def layer_norm(level, x, shape, weight, bias, eps):
     """x [B, *S, *shape], weight and bias [B, *shape] -> out, mean and rstd [B, *S, 1...]"""
+    if x.dim() < len(shape):
+        raise too_few_dims(aten.native_layer_norm.default, x, len(shape))
     value = level.physical(x)
     if level.mapped(weight) or level.mapped(bias):
         out, mean, rstd = torch.native_layer_norm(value, shape, None, None, eps)
