@@ -24,12 +24,14 @@ from lanewise._core.recording.graphs import lane_by_lane, node_of, order, reache
 from lanewise._core.recording.leaf_gradients import showing
 from lanewise._core.recording.passes import run_backward
 from lanewise._torch_compat import (
+    AUTOGRAD_KEY,
     AccumulateGrad,
     apply_plainly,
     current_graph_task_id,
     enter_engine_through,
     is_grad_enabled,
     peer_engine_active,
+    tls_is_excluded,
 )
 from lanewise.errors import TransformError, at_user_line
 
@@ -284,7 +286,12 @@ def begin_history(tensor: Any) -> None:
     base = tensor._base
     if base is None:
         apply_plainly(_Begin, tensor, _START)
-    elif isinstance(base, Plane) and base.level is tensor.level and tracked(base):
+    elif (
+        isinstance(base, Plane)
+        and base.level is tensor.level
+        and tracked(base)
+        and not tls_is_excluded(AUTOGRAD_KEY)  # (a rule has asked)
+    ):
         apply_plainly(_Begin, base, _START)
         own_node(tensor)  # written down now: a write to it asks before autograd has looked
     else:
