@@ -60,6 +60,8 @@ def test_random_programs_equal_the_loop(seed: int) -> None:
         return
     if want.dim() > 1:
         rows = [torch.autograd.functional.jacobian(lambda v, y=y, a=a: f(v, y, a), v) for v, y, a in zip(x, y, a)]
+        if torch.stack(rows).isnan().any():  # type: ignore[arg-type]
+            return  # zero times infinity, which forward mode may not meet
         for _ in range(CALLS):
             _same(vmap(jacrev(f))(x, y, a), torch.stack(rows))  # type: ignore[arg-type]
             _same(vmap(jacfwd(f))(x, y, a), torch.stack(rows))  # type: ignore[arg-type]
