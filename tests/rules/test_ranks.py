@@ -11,7 +11,7 @@ from lanewise import grad, vmap
 from tests.oracles import assert_same, loop_vmap
 
 D = torch.float64
-LANES = 2
+LANES = (2, 3)
 
 
 def _positive(a: Tensor) -> Tensor:
@@ -84,7 +84,10 @@ CASES = [(name, a, b) for name, f in OPERATIONS.items() for a, b in SHAPES if _f
 
 @pytest.mark.parametrize(("name", "a", "b"), CASES, ids=lambda value: str(value))
 @pytest.mark.parametrize("in_dims", IN_DIMS, ids=str)
-def test_operands_of_different_ranks(name: str, a: tuple, b: tuple, in_dims: tuple[int | None, int | None]) -> None:
+@pytest.mark.parametrize("lanes", LANES)
+def test_operands_of_different_ranks(
+    name: str, a: tuple, b: tuple, in_dims: tuple[int | None, int | None], lanes: int
+) -> None:
     f = OPERATIONS[name]
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ def test_operands_of_different_ranks(name: str, a: tuple, b: tuple, in_dims: tup
     operands = [
         torch.randn(shape, dtype=D, generator=generator)
         if dim is None
-        else torch.randn((LANES, *shape), dtype=D, generator=generator).movedim(0, dim)
+        else torch.randn((lanes, *shape), dtype=D, generator=generator).movedim(0, dim)
         for shape, dim in zip((a, b), in_dims, strict=True)
     ]
     assert_same(vmap(f, in_dims)(*operands), loop_vmap(f, in_dims)(*operands))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from sys import getrefcount
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from lanewise._core.level import Level, current_level, note_writes, on_plane
 from lanewise._core.operations import asked_once, makes_tensors, writes, writes_to_lists
 from lanewise._core.parting.lanes import OperationFailed, machine
+from lanewise._core.references import known_to_others
 from lanewise._torch_compat import (
     INSIDE_KEY_SET,
     OUTSIDE_KEY,
@@ -405,8 +405,7 @@ def lift(wrapper: Plane, writes: bool = True) -> None:
 
 
 def _check_array(wrapper: Plane) -> None:
-    array = wrapper.array()
-    if array is not None and getrefcount(array) > 3:  # besides by the tensor, here and by the question, it is known
+    if known_to_others(wrapper.array):
         why = (
             f"{wrapper.level!r}: a value that differs from lane to lane would be written into {list(wrapper.shape)}, "
             "the memory of a NumPy array, which has no lanes"
